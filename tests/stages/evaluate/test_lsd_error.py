@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from lsdflow_contract.arrays import LSD_ERROR, LSDS, SEGMENTATION, quantise_u8
-from lsdflow_contract.errors import ConfigError, MissingInput
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.graph import Overlaps
@@ -266,6 +266,20 @@ def test_a_map_of_an_earlier_contract_is_used_where_it_is(make_experiment: Make)
     assert lsd_error_task(experiment).outputs["lsd_error"].path == experiment.layout.lsd_error
     assert np.array_equal(map_of(experiment), before)
     assert read_manifest(experiment.layout, "evaluate").outputs["lsd_error"] == "lsd_error.zarr/volumes/lsd_error"
+    assert Evaluate().verify(experiment)["verified"]
+
+
+def test_a_damaged_map_is_found_by_verify_and_computed_again_by_repair(make_experiment: Make) -> None:
+    experiment = make_experiment("a", *SET)
+    merged_cells(experiment)
+    Evaluate().run(experiment)
+    before, container = map_of(experiment), lsd_error_task(experiment).outputs["lsd_error"].path
+    chunk = max((path for path in container.rglob("c/**/*") if path.is_file()), key=lambda path: path.stat().st_size)
+    chunk.write_bytes(chunk.read_bytes()[:-30])
+    with pytest.raises(BadData):
+        Evaluate().verify(experiment)
+    Evaluate().repair(experiment)
+    assert np.array_equal(map_of(experiment), before)
     assert Evaluate().verify(experiment)["verified"]
 
 
