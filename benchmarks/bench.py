@@ -2,7 +2,7 @@
 
     bench.py --peers PYTHON [ROW ...] [--full] [--rounds N]    `make bench` makes the peers' environment from peers.lock
 
-Each side is a process (ours.py, peers.py): it prepares, then computes when it is started, so the two take turns
+Each side is a process (own.py, peers.py): it prepares, then computes when it is started, so the two take turns
 A B A B; what counts is the ratio within a round. A row fails if the results do not agree as the row says they must.
 """
 
@@ -88,7 +88,7 @@ class Outcome:
     """A row's measurement."""
 
     row: Row
-    ours: Side
+    own: Side
     peer: Side
     agreement: str
     agrees: bool
@@ -96,18 +96,18 @@ class Outcome:
     @property
     def ratios(self) -> list[float]:
         """How many times faster lsdflow was, round by round."""
-        return [p / o for o, p in zip(self.ours.seconds, self.peer.seconds, strict=True)]
+        return [p / o for o, p in zip(self.own.seconds, self.peer.seconds, strict=True)]
 
     def line(self, work: dict[str, float]) -> str:
         """The row of the table."""
         median, low, high = statistics.median(self.ratios), min(self.ratios), max(self.ratios)
-        ours_s, peer_s = statistics.median(self.ours.seconds), statistics.median(self.peer.seconds)
-        rate = rate_of(work[self.row.per] / ours_s, self.row.per)
+        own_s, peer_s = statistics.median(self.own.seconds), statistics.median(self.peer.seconds)
+        rate = rate_of(work[self.row.per] / own_s, self.row.per)
         met = "yes" if median >= self.row.goal else "NO"
-        memory = f"{self.ours.peak_rss_mib:.0f} / {self.peer.peak_rss_mib:.0f}"
+        memory = f"{self.own.peak_rss_mib:.0f} / {self.peer.peak_rss_mib:.0f}"
         ratio = f"**{median:.1f}** ({low:.1f}-{high:.1f})"
         cells = (
-            self.row.name, self.row.against, f"{ours_s:.3f}", f"{peer_s:.3f}", ratio,
+            self.row.name, self.row.against, f"{own_s:.3f}", f"{peer_s:.3f}", ratio,
             f"{self.row.goal:g} {met}", rate, memory, self.agreement,
         )  # fmt: skip
         return "| " + " | ".join(cells) + " |"
@@ -121,22 +121,22 @@ def rate_of(a_second: float, per: str) -> str:
 def measure(row: Row, folder: Path, peers: str, rounds: int) -> Outcome:
     """Both sides in turn, and whether they agree."""
     folder /= row.crop
-    ours, peer = (
-        Side.start(sys.executable, "ours.py", row.ours, folder),
+    own, peer = (
+        Side.start(sys.executable, "own.py", row.own, folder),
         Side.start(peers if row.peer_script == "peers.py" else sys.executable, row.peer_script, row.peer, folder),
     )
     try:
-        ours.ready()
+        own.ready()
         peer.ready()
         for number in range(rounds):
-            for side in (ours, peer) if number % 2 == 0 else (peer, ours):
+            for side in (own, peer) if number % 2 == 0 else (peer, own):
                 side.run()
         try:
-            return Outcome(row, ours, peer, row.agree(ours.result(), peer.result()), agrees=True)
+            return Outcome(row, own, peer, row.agree(own.result(), peer.result()), agrees=True)
         except ResultsDifferError as error:
-            return Outcome(row, ours, peer, f"**{error}**", agrees=False)
+            return Outcome(row, own, peer, f"**{error}**", agrees=False)
     finally:
-        ours.end()
+        own.end()
         peer.end()
 
 
@@ -181,7 +181,7 @@ def main() -> None:
         differ = 0
         for row in chosen:
             outcome = measure(row, folder, options.peers, options.rounds)
-            versions |= outcome.ours.versions | outcome.peer.versions
+            versions |= outcome.own.versions | outcome.peer.versions
             of_crop = {"voxel": np.load(folder / row.crop / "affs.npy", mmap_mode="r")[0].size}
             print(outcome.line(work | of_crop), flush=True)
             differ += not outcome.agrees

@@ -1,6 +1,6 @@
 """From the first block to the last, over all worker processes: what blocks cost, without the start of the workers.
 
-Each process keeps two numbers in a mapped file, so that a look at the clock costs a microsecond.
+Each process keeps two numbers in a mapped file, so that reading the clock costs a microsecond.
 """
 
 from __future__ import annotations

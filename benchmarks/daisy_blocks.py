@@ -79,7 +79,7 @@ def _tick(place: Path, block: Any) -> None:
 
 
 def _tick_and_mark(place: Path, block: Any) -> None:
-    """A file by rename, flushed, and its folder: what stands after a loss of power."""
+    """A file by rename, flushed, and its folder: what remains after a loss of power."""
     tick(place)
     number = int(block.write_roi.offset[0])
     partial = place / f"{uuid.uuid4().hex}.partial"

@@ -1,4 +1,4 @@
-"""Inputs of the comparisons: from real labels if they lie beside the checkout, else from Voronoi cells.
+"""Inputs of the comparisons: from real labels if they are beside the checkout, else from Voronoi cells.
 
 Three crops of affinities, since the time of fragments and edges depends on them: noisy (affs.npy), clean/affs.npy
 without the noise, and network/affs.npy as a trained network predicted them, if the user names such an array.
@@ -88,7 +88,7 @@ def make_block(folder: Path, edge_vox: int) -> None:
 
 
 def make_work(folder: Path, blocks: int, finished: int) -> None:
-    """work.json: how many tiny blocks are done, and how many are finished when a run goes on."""
+    """work.json: how many tiny blocks are done, and how many are finished when a run resumes."""
     (folder / "work.json").write_text(json.dumps({"blocks": blocks, "finished": finished}))
 
 

@@ -5,7 +5,7 @@
 
 predict: raw u8 in main memory -> u8 outputs in main memory. LSD: one tile. AcrLSD: one block with its LSDs around it,
 as predict's worker does it in one pass. Each precision and tile is compared with float32 (TF32 off) on the same device.
-train: iterations of forward, backward and optimiser on patches that lie on the device. data: patches and iterations
+train: iterations of forward, backward and optimiser on patches on the device. data: patches and iterations
 with each data pipeline, and how long training waits for patches. ranks: what the means of several processes cost with
 one process (gpu_one_rank.py). Networks have random weights, which cost what trained ones cost.
 """

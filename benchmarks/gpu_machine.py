@@ -49,18 +49,18 @@ def print_row(cells: Sequence[Any]) -> None:
 class Busy:
     """Used as `with Busy(device) as busy: ...`; then mean utilisation in percent and the most memory in GiB.
 
-    nvidia-smi looks five times a second; without it, or on a CPU, both are None.
+    nvidia-smi reports five times a second; without it, or on a CPU, both are None.
     """
 
     def __init__(self, device: str) -> None:
-        self._looks = device.startswith("cuda") and shutil.which("nvidia-smi") is not None
+        self._measures = device.startswith("cuda") and shutil.which("nvidia-smi") is not None
         self._process: subprocess.Popen[bytes] | None = None
         self._file: IO[bytes] | None = None
         self.percent: float | None = None
         self.gib: float | None = None
 
     def __enter__(self) -> Busy:
-        if self._looks:
+        if self._measures:
             self._file = TemporaryFile()
             query = ["--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits", "-lms", "200"]
             self._process = subprocess.Popen(
@@ -82,7 +82,7 @@ class Busy:
             self.gib = max(mib for _, mib in seen) / 1024
 
 
-def shown(value: float | None, form: str) -> str:
+def formatted(value: float | None, form: str) -> str:
     """A number, or nothing where there is none."""
     return "" if value is None else format(value, form)
 

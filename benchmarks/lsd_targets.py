@@ -122,13 +122,13 @@ def compare(row: Row, labels: Labels, lsds_downsample: int, lsdflow_downsample: 
         check(row.worst, row.name)
 
 
-def difference(ours: Floats, theirs: Floats) -> float:
+def difference(own: Floats, reference: Floats) -> float:
     """Largest difference, leaving out Pearson coefficients of objects too thin for lsds' single precision."""
     smooth = [0, 1, 2, 3, 4, 5, 9]
-    thick = (theirs[3:6] >= THICK).all(axis=0)
+    thick = (reference[3:6] >= THICK).all(axis=0)
     print(f"  Pearson coefficients compared in {thick.mean():.0%} of the voxels", flush=True)
-    pearson = np.abs(ours[6:9, thick] - theirs[6:9, thick]).max(initial=0)
-    return float(max(np.abs(ours[smooth] - theirs[smooth]).max(), pearson))
+    pearson = np.abs(own[6:9, thick] - reference[6:9, thick]).max(initial=0)
+    return float(max(np.abs(own[smooth] - reference[smooth]).max(), pearson))
 
 
 def check(found: float, where: str) -> None:
@@ -175,8 +175,8 @@ def main() -> None:
     for number, corner in enumerate(BEGINS[: options.crops]):
         labels: Labels = np.asarray(volume[tuple(slice(b, b + CROP_VOX) for b in corner)])
         print(f"crop at {corner}: {np.unique(labels[ROI.slices()]).size} labels in the output", flush=True)
-        for row, (theirs, ours) in zip(rows, steps, strict=True):
-            compare(row, labels, theirs, ours, lsds_first=number % 2 == 0)
+        for row, (reference, own) in zip(rows, steps, strict=True):
+            compare(row, labels, reference, own, lsds_first=number % 2 == 0)
         if number == 0 and not options.quick:
             worst = float(np.abs(by_lsdflow(labels, 1) - by_lsds_in_double(labels)).max())
             print(f"all channels, all voxels, against lsds in double precision: max difference {worst:.2g}", flush=True)

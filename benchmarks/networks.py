@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="of training for each of the three (default 10)")
     options = parser.parse_args()
     runs = make_runs(options.volume.resolve(), options.folder.resolve(), options.minutes)
-    lines = [ffn(options.volume), *(ours(run, network_of(run)) for run in runs)]
+    lines = [ffn(options.volume), *(lsdflow_line(run, network_of(run)) for run in runs)]
     table = "\n".join((HEAD, *map(str, lines)))
     (options.folder / "table.md").write_text(table + "\n")
     sys.stdout.write(table + "\n")
@@ -103,7 +103,7 @@ def network_of(run: Path) -> str:
     return str(json.loads((run / "result.json").read_text())["at"]["network"])
 
 
-def ours(run: Path, name: str) -> Line:
+def lsdflow_line(run: Path, name: str) -> Line:
     """What an experiment reached, and what it cost."""
     layout = ExperimentLayout(run)
     scores = json.loads((layout.report / "scores.json").read_text())
@@ -120,7 +120,7 @@ def ffn(volume: Path) -> Line:
     labels, truth = (_sections(volume, f"volumes/{name}") for name in ("baselines/ffn", "labels/neuron_ids"))
     nearest = distance_transform_edt(labels == 0, return_distances=False, return_indices=True)
     reached = score(contingency(labels[tuple(nearest)], truth))
-    return Line("FFN (released)", reached.voi_split, reached.voi_merge, reached.adapted_rand_error, "not ours")
+    return Line("FFN (released)", reached.voi_split, reached.voi_merge, reached.adapted_rand_error, "another program")
 
 
 def _sections(volume: Path, dataset: str) -> np.ndarray:

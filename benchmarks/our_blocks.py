@@ -14,7 +14,7 @@ from serving import MEMORY, Timed, Work
 
 def blocks_done(folder: Path) -> Work:
     """Tiny blocks with a durable mark each, two workers; on the disk where temporary files are."""
-    return _blocks_done(folder, folder / "ours-blocks")
+    return _blocks_done(folder, folder / "own-blocks")
 
 
 def blocks_done_in_memory(folder: Path) -> Work:
@@ -44,7 +44,7 @@ def resumed(folder: Path) -> Work:
     from lsdflow_runtime.store.done_marks import DoneMarks
 
     finished, size = _work(folder)["finished"], packed_marks.PACK_BLOCKS
-    marks = DoneMarks(folder / "ours-resume" / "stage" / "key")
+    marks = DoneMarks(folder / "own-resume" / "stage" / "key")
     packs = packed_marks.MarkPacks(marks.folder / "packed")
     for begin in range(0, finished, size):
         numbers = range(begin, min(begin + size, finished))

@@ -25,7 +25,7 @@ def waterz_edges(folder: Path) -> Work:
 def waterz_edges_of_blocks_stored(folder: Path) -> Work:
     """The pattern of the published scripts: every block with its context through waterz, its edges into a database.
 
-    SQLite stands for the database; nothing goes over a network. All edges are read back.
+    SQLite replaces the database; nothing goes over a network. All edges are read back.
     """
     affs = np.load(folder / "affs.npy")
     ids = np.load(folder / "fragments.npy")

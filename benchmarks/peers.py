@@ -157,7 +157,7 @@ def fastremap_remap(folder: Path) -> Work:
 
 
 def map_per_block(folder: Path) -> Work:
-    """numpy: unique ids of the block, a map made for it, taken back through the inverse."""
+    """numpy: unique ids of the block, a map made for it, expanded through the inverse."""
     ids, lut = np.load(folder / "ids.npy"), np.load(folder / "lut.npz")
 
     def work() -> Any:

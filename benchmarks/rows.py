@@ -29,7 +29,7 @@ class Row:
     key: str
     name: str
     against: str
-    ours: str
+    own: str
     peer: str
     goal: float
     per: str
@@ -38,73 +38,73 @@ class Row:
     crop: str = ""
 
 
-def partition(ours: Any, peer: Any) -> str:
+def partition(own: Any, peer: Any) -> str:
     """The same partition of the voxels, whatever the numbers."""
-    return _require(same_partition(ours, peer), "same partition")
+    return _require(same_partition(own, peer), "same partition")
 
 
-def clusters(ours: Any, peer: Any) -> str:
+def clusters(own: Any, peer: Any) -> str:
     """The same partition of the voxels that are in fragments of lsdflow; the peer may call a fragment 0, too."""
-    return partition(ours, np.where(ours > 0, peer.astype(np.uint64) + 1, 0))
+    return partition(own, np.where(own > 0, peer.astype(np.uint64) + 1, 0))
 
 
-def equal(ours: Any, peer: Any) -> str:
+def equal(own: Any, peer: Any) -> str:
     """Equal values."""
-    return _require(bool(np.array_equal(ours, peer)), "equal")
+    return _require(bool(np.array_equal(own, peer)), "equal")
 
 
-def edges(ours: Any, peer: Any) -> str:
+def edges(own: Any, peer: Any) -> str:
     """The same edges; and around the best threshold segments that differ by .005 bits per fragment at most.
 
-    waterz sorts edges into 256 bins, first come first served within a bin; ours decides ties by ids. At thresholds
+    waterz sorts edges into 256 bins, first come first served within a bin; lsdflow decides ties by ids. At thresholds
     where single merges decide much, the order of ties is seen: that is reported, not required.
     """
-    same_pairs = np.array_equal(ours[:2], peer[:2])
+    same_pairs = np.array_equal(own[:2], peer[:2])
     thresholds = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-    voi = {t: _voi_of_fragments(ours, peer, t) if same_pairs else np.inf for t in thresholds}
+    voi = {t: _voi_of_fragments(own, peer, t) if same_pairs else np.inf for t in thresholds}
     agreement = ", ".join(f"{t:g}: {v:.3f}" for t, v in voi.items())
     return _require(max(voi[t] for t in (0.2, 0.3, 0.4)) <= 0.005, f"same edges, VOI per fragment at {agreement}")
 
 
-def _voi_of_fragments(ours: Any, peer: Any, threshold: float) -> float:
-    nodes, ends = np.unique(ours[:2], return_inverse=True)
+def _voi_of_fragments(own: Any, peer: Any, threshold: float) -> float:
+    nodes, ends = np.unique(own[:2], return_inverse=True)
     u, v = ends.reshape(2, -1)
     parts = []
-    for scores in (ours[2], peer[2]):
+    for scores in (own[2], peer[2]):
         kept = scores <= threshold
         graph = coo_matrix((np.ones(int(kept.sum())), (u[kept], v[kept])), shape=(len(nodes),) * 2)
         parts.append(connected_components(graph, directed=False)[1].astype(np.uint64) + 1)
     return score(contingency(*parts)).voi
 
 
-def grey_levels(ours: Any, peer: Any) -> str:
+def grey_levels(own: Any, peer: Any) -> str:
     """The same u8 values but for rounding: 1 level in less than 1 of 1,000."""
-    apart = np.abs(ours.astype(np.int16) - peer)
+    apart = np.abs(own.astype(np.int16) - peer)
     share = float((apart > 0).mean())
     return _require(apart.max() <= 1 and share < 1e-3, f"levels: {apart.max()} apart at most, {share:.1e} of them")
 
 
-def other_precision(ours: Any, peer: Any) -> str:
+def other_precision(own: Any, peer: Any) -> str:
     """Another number format: less than one level apart on average."""
-    apart = np.abs(ours.astype(np.int16) - peer)
+    apart = np.abs(own.astype(np.int16) - peer)
     return _require(float(apart.mean()) < 1, f"levels: {apart.max()} apart at most, {apart.mean():.2f} on average")
 
 
-def pairs(ours: Any, peer: Any) -> str:
+def pairs(own: Any, peer: Any) -> str:
     """The same pairs of touching fragments; the peer scores a pair by what one block sees of it."""
-    same = np.array_equal(ours[:2], peer[:2])
+    same = np.array_equal(own[:2], peer[:2])
     return _require(
         same,
-        f"same pairs, mean difference of scores {np.nanmean(np.abs(ours[2] - peer[2])):.3f}"
+        f"same pairs, mean difference of scores {np.nanmean(np.abs(own[2] - peer[2])):.3f}"
         if same
-        else f"{ours.shape[1]:,} and {peer.shape[1]:,} pairs",
+        else f"{own.shape[1]:,} and {peer.shape[1]:,} pairs",
     )
 
 
-def another_method(ours: Any, peer: Any) -> str:
-    """Told, not required: the peer makes another partition by design, or decides ties in another way."""
-    voi = score(contingency(ours.astype(np.uint64) + 1, peer.astype(np.uint64) + 1)).voi
-    return f"other ties or method: VOI {voi:.2f}, {np.unique(ours).size:,} and {np.unique(peer).size:,} fragments"
+def another_method(own: Any, peer: Any) -> str:
+    """Reported, not required: the peer makes another partition by design, or decides ties in another way."""
+    voi = score(contingency(own.astype(np.uint64) + 1, peer.astype(np.uint64) + 1)).voi
+    return f"other ties or method: VOI {voi:.2f}, {np.unique(own).size:,} and {np.unique(peer).size:,} fragments"
 
 
 def _require(true: bool, agreement: str) -> str:

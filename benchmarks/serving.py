@@ -1,6 +1,6 @@
 """One side of a comparison, in a process of its own: prepares once, then computes each time it is started.
 
-    python ours.py|peers.py NAME FOLDER      stdin: one line per run;  stdout: {"seconds", "peak_rss_mib", ...} per run
+    python own.py|peers.py NAME FOLDER      stdin: one line per run;  stdout: {"seconds", "peak_rss_mib", ...} per run
 
 So that imports and compiling are no part of the times, and both sides can take turns. The result of the last run is
 left in FOLDER/result-NAME.npy. Needs nothing but numpy: peers run it in their own environments.

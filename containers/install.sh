@@ -51,7 +51,7 @@ if [[ -n $certificates ]]; then export SSL_CERT_FILE=$certificates; fi
 
 python3 -m pip install --quiet --no-deps --require-hashes --only-binary=:all: --target /build -r "$here/installer.lock"
 export UV_CACHE_DIR=${PIP_CACHE_DIR:-/var/cache/pip}/uv
-set -x # the log of a build says where the packages were looked for
+set -x # the log of a build says where the packages were searched
 /build/bin/uv pip sync --python "$environment/bin/python" --require-hashes "${options[@]}" ${backend[@]+"${backend[@]}"} "$1"
 rm -f "$environment/.lock" # of uv itself
 

@@ -83,7 +83,7 @@ def read_ledger(text: str) -> list[Published]:
     return entries
 
 
-def standing(stage: str) -> Published | None:
+def published_line(stage: str) -> Published | None:
     """The published line of the version that the checkout has of a stage."""
     version = image_version(stage)
     return next((e for e in read_ledger(LEDGER.read_text()) if (e.stage, e.version) == (stage, version)), None)
@@ -91,7 +91,7 @@ def standing(stage: str) -> Published | None:
 
 def may_build(stage: str) -> None:
     """Refuse (73) if this version is published and its content here is not what was published."""
-    entry = standing(stage)
+    entry = published_line(stage)
     if entry is None:
         return
     done = _git("diff", "--name-only", entry.revision, "--", *content_of(stage))
@@ -119,7 +119,7 @@ def publish(stage: str, registry: str) -> str:
     local = image_name(stage)
     name = f"{registry.rstrip('/')}/{stage}"
     labels = _image_labels(local)
-    entry = standing(stage)
+    entry = published_line(stage)
     known = _registry_digest(local, name)
     if entry is not None and entry.digest == known:
         return f"{name}:{version}@{known}"
@@ -164,8 +164,8 @@ def _require_free_tag(stage: str, tagged: str, local: str) -> None:
     """The ledger may be older than the registry: somebody else published and this checkout does not know yet."""
     if engine("pull", "--quiet", tagged).returncode != 0:
         return
-    theirs, ours = (inspect(image, "{{.Id}}") for image in (tagged, local))
-    if theirs != ours:
+    remote, own = (inspect(image, "{{.Id}}") for image in (tagged, local))
+    if remote != own:
         raise Refusal(
             REFUSED,
             f"{tagged} is in the registry, made of other content, and this ledger does not know it\n"

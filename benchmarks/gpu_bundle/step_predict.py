@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from eager_network import grey_levels
 from gpu import PUBLISHED, TINY, Sizes, measured
-from gpu_machine import Busy, describe, print_head, print_row, require_device, shown
+from gpu_machine import Busy, describe, formatted, print_head, print_row, require_device
 from scipy.ndimage import gaussian_filter
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -75,7 +75,7 @@ class Rates:
 
 
 def points(sizes: Sizes, tiny: bool) -> Iterator[Point]:
-    """The runs, the most telling first: time may end."""
+    """The runs, the most important first: time may run out."""
     if tiny:
         for mode, cache_mb in (("acrlsd", 1024), ("acrlsd", 0), ("affinities", 1024)):
             yield Point(mode, sizes.tiles[0], cache_mb=cache_mb, workers=1)
@@ -154,7 +154,11 @@ def row(made: Path, point: Point, sizes: Sizes, device: str, rates: Rates) -> li
     return [
         *(point.mode, tile, task.plan.block(0).write.shape_vox[0], point.cache_mb, point.workers, len(records)),
         *(f"{rate:.3g}", f"{whole:.3g}", f"{rate / rates.eager[point.mode]:.2f} x"),
-        *(f"{100 * rate / rates.roofline[point.mode]:.0f} %", shown(busy.percent, ".0f"), shown(busy.gib, ".1f")),
+        *(
+            f"{100 * rate / rates.roofline[point.mode]:.0f} %",
+            formatted(busy.percent, ".0f"),
+            formatted(busy.gib, ".1f"),
+        ),
     ]
 
 

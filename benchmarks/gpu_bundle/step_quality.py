@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gpu_machine import Busy, describe, require_device, shown
-from networks import BY_MINUTES, HEAD, HERE, ffn, ours
+from gpu_machine import Busy, describe, formatted, require_device
+from networks import BY_MINUTES, HEAD, HERE, ffn, lsdflow_line
 
 from lsdflow_training.testing import MICRO_OPTIONS, micro_volume
 
@@ -54,8 +54,10 @@ def main() -> int:
             print(f"\n### mtlsd, profile tiny, pipeline gpu, {volume.name}\n\n{HEAD}")
             if (volume / FFN).exists():
                 print(ffn(volume))
-            print(ours(folder, "mtlsd"))
-            print(f"\nGPU busy {shown(busy.percent, '.0f')} % of the whole, {shown(busy.gib, '.1f')} GiB at most")
+            print(lsdflow_line(folder, "mtlsd"))
+            print(
+                f"\nGPU busy {formatted(busy.percent, '.0f')} % of the whole, {formatted(busy.gib, '.1f')} GiB at most"
+            )
     return code
 
 

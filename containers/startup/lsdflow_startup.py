@@ -2,7 +2,8 @@
 
 An image knows neither the user it runs as nor which folder that user may write to. A fixed folder under /tmp would
 belong to whoever comes first, who could place there what others load (numba and torch keep code in their caches).
-Hence <temporary folder>/lsdflow-<uid>, mode 0700, ours or not used at all. Variables that are set already stay.
+Hence <temporary folder>/lsdflow-<uid>, mode 0700, used only if it belongs to this user. Variables that are set already
+stay.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _temporary_folder() -> Path | None:
 
 
 def _private(folder: Path) -> bool:
-    """Make the folder, or find it ours: a directory (no link) of this user that nobody else may enter."""
+    """Make the folder; false unless it is a directory (no link) of this user that nobody else may enter."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()

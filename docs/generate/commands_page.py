@@ -11,7 +11,7 @@ INTRODUCTION = """\
 # Commands
 
 Every command with its verbs and options, asked of the commands themselves (`docs/generate/facts.py`). After
-`make setup` they lie in `bin/`; each stage's image has its own. All take `--help`. What exit codes mean:
+`make setup` they are in `bin/`; each stage's image has its own. All take `--help`. What exit codes mean:
 [errors](errors.md).
 """
 FIRST = "lsdflow"

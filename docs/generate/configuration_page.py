@@ -62,7 +62,7 @@ def _section(heading: str, anchor: str, schema: dict[str, Any], known: Mapping[s
 
 
 def _row(anchor: str, key: str, about: dict[str, Any], required: bool, known: Mapping[str, Any]) -> tuple[str, ...]:
-    # the anchor stands in the cell: a message, or another page, can point to a key
+    # the anchor is in the cell: a message, or another page, can point to a key
     name = f'<span id="{anchor}.{key}"></span>{code(key)}'
     inner = _table_of(about)
     what = plain(about.get("description", "") or (known[inner].get("description", "") if inner else ""))

@@ -97,8 +97,8 @@ def watershed() -> str:
         if basin:
             x = left + i * step
             colour = CELLS[(basin - 1) % len(CELLS)]
-            look = f'fill="{colour}" fill-opacity=".75"'
-            parts.append(_box(x, floor - deep * height, step - 1, deep * height, look))
+            style = f'fill="{colour}" fill-opacity=".75"'
+            parts.append(_box(x, floor - deep * height, step - 1, deep * height, style))
     seeds = seeds_of(width)
     for i in seeds:
         x = left + i * step + step / 2
@@ -181,7 +181,7 @@ def blocks() -> str:
         ("filled: what a block writes; dashed: what it reads (context)", INK),
         ("the seed of this fragment lies in both contexts:", CELLS[3]),
         ("both give it the id 1 + place of the seed in the volume,", CELLS[3]),
-        ("so it goes on across the face; nothing is stitched", SOFT),
+        ("so it continues across the face; nothing is stitched", SOFT),
         ("affinities on the face are summed from both blocks", SOFT),
     )
     parts += _notes(410, 70, notes)
@@ -253,8 +253,8 @@ def _grid(left: float, top: float, edge: float, colours: dict[tuple[int, int], s
     ]
 
 
-def _box(x: float, y: float, width: float, height: float, look: str) -> str:
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" {look}/>'
+def _box(x: float, y: float, width: float, height: float, style: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" {style}/>'
 
 
 def _middle(left: float, top: float, edge: float, place: tuple[float, float]) -> Point:

@@ -27,7 +27,7 @@ Made from the sources (`docs/generate/errors_page.py`): the codes are those of
 filled in when it happens. An error reports what is wrong, **where**, what was **wanted**, what was **found**, and
 the **fix**; with `--json` the same as fields (`error`, `exit_code`, `what`, `where`, `wanted`, `found`, `fix`), with
 `--debug` also the traceback.
-How messages look in full, for {{cases}} mistakes made on purpose: [what lsdflow says to bad input](bad_input.md).
+Whole messages, for {{cases}} mistakes made on purpose: [what lsdflow says to bad input](bad_input.md).
 Symptoms that are no errors: [troubleshooting](troubleshooting.md).
 0 means: done, and verified.
 
@@ -100,7 +100,7 @@ def raised_messages(repository: Path, names: set[str]) -> Iterator[Raised]:
 
 
 def _written(node: ast.expr) -> str:
-    """A text as it stands in the source, an ellipsis for what is filled in; "" for what is no text."""
+    """A text as written in the source, an ellipsis for what is filled in; "" for what is no text."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):

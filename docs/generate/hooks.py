@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the pages of the site are the Markdown files of the repository, each where it stands.
+"""Hooks of mkdocs: the pages of the site are the Markdown files of the repository, each at its path.
 
 Every page keeps its path in the repository as its name within the site: links between files are right here and there.
 Only their addresses are shorter: docs/your_own_data.md is your_own_data/, README.md the first page.

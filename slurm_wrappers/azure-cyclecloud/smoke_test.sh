@@ -104,7 +104,7 @@ job() {
     }
   for _ in {1..30}; do
     [[ ! -s $work/$1.host ]] || break
-    sleep 2 # NFS clients look at a folder anew after some seconds
+    sleep 2 # NFS clients refresh a folder after some seconds
   done
   [[ -s $work/$1.host ]] || { echo 'the job ended, but its file does not show on the mount'; return 1; }
   echo "on $(<"$work/$1.host"): $(tr '\n' ' ' <"$log")"

@@ -149,7 +149,7 @@ def test_a_metadata_service_that_fails_or_talks_nonsense_is_asked_again(
     metadata.events = [_event("Preempt", MACHINE)]
     log = _watch(azure, metadata, commands, "--once")
     assert log.count("no events") == 3
-    assert "telling 0 jobs" in log
+    assert "signalling 0 jobs" in log
     assert "scancel" not in (slurm / "asked").read_text()
 
 

@@ -33,7 +33,7 @@ def benchmarks() -> Iterator[Any]:
         import data
         import eager_network
         import network_data
-        import ours
+        import own
         import peers
         import rows
 
@@ -41,7 +41,7 @@ def benchmarks() -> Iterator[Any]:
             "data": data,
             "network_data": network_data,
             "eager_network": eager_network,
-            "ours": ours,
+            "own": own,
             "peers": peers,
             "rows": rows,
         }
@@ -71,7 +71,7 @@ def test_both_sides_of_every_row_agree(benchmarks: Any, folder: Path) -> None:
     here = [row for row in benchmarks["rows"].ROWS if row.key not in ELSEWHERE and benchmarks["rows"].measurable(row)]
     for row in here:
         sides = (
-            getattr(benchmarks["ours"], row.ours),
+            getattr(benchmarks["own"], row.own),
             getattr(benchmarks[row.peer_script.removesuffix(".py")], row.peer),
         )
         told[row.key] = row.agree(*(np.asarray(side(folder / row.crop)()) for side in sides))
@@ -84,7 +84,7 @@ def test_both_sides_of_every_row_agree(benchmarks: Any, folder: Path) -> None:
 
 def test_every_row_names_sides_that_are_there(benchmarks: Any) -> None:
     for row in benchmarks["rows"].ROWS:
-        assert row.ours in functions_in("ours.py") | functions_in("our_blocks.py") | functions_in("our_network.py")
+        assert row.own in functions_in("own.py") | functions_in("our_blocks.py") | functions_in("our_network.py")
         assert row.peer in functions_in(row.peer_script) | functions_in("daisy_blocks.py") | functions_in(
             "peer_edges.py"
         )

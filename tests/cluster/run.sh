@@ -25,7 +25,7 @@ if ! cluster_is_there; then
   "$here/bed/bed.sh" up || code=$?
   case $code in
     0) [[ ${LSDFLOW_BED_KEEP:-0} != 0 ]] || trap '"$here/bed/bed.sh" down' EXIT ;;
-    3) not_run "This machine cannot carry the test cluster; the reason stands above." ;;
+    3) not_run "This machine cannot carry the test cluster; the reason is printed above." ;;
     *) exit "$code" ;;
   esac
 fi

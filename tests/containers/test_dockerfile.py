@@ -72,8 +72,8 @@ def test_only_the_first_step_sees_all_stages() -> None:
     (copied,) = [i for i, line in enumerate(lines) if "stages" in line and line.startswith("COPY")]
     assert lines[copied] == "COPY stages /stages"
     assert [line for line in lines[:copied] if line.startswith("FROM")][-1] == "FROM base AS chosen"
-    ours = [line for line in lines if re.search(r"SOURCE_DATE|REVISION|CREATED", line)]
-    assert lines[-len(ours) :] == [line for line in lines[-len(ours) :] if line.startswith(("ARG", "ENV", "LABEL"))]
+    late = [line for line in lines if re.search(r"SOURCE_DATE|REVISION|CREATED", line)]
+    assert lines[-len(late) :] == [line for line in lines[-len(late) :] if line.startswith(("ARG", "ENV", "LABEL"))]
 
 
 def test_the_lock_is_installed_with_hashes_before_any_source_is_copied() -> None:

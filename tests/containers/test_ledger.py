@@ -22,7 +22,7 @@ case "$*" in
   *RepoDigests*) if [[ -e $CALLS.pushed ]]; then echo "registry.example/lab/watershed@$PUSHED"; fi ;;
   pull*) [[ -n ${IN_REGISTRY:-} ]] ;;
   *"{{.Id}} registry"*) echo "sha256:$IN_REGISTRY" ;;
-  *"{{.Id}}"*) echo sha256:ours ;;
+  *"{{.Id}}"*) echo sha256:own ;;
   push*) touch "$CALLS.pushed" ;;
 esac
 """
@@ -168,7 +168,7 @@ def test_a_tag_that_another_took_in_the_registry_is_not_pushed_over(checkout: Pa
 
 
 def test_what_was_pushed_and_not_written_down_is_written_down(checkout: Path) -> None:
-    done = _publish(checkout, _git(checkout, "rev-parse", "HEAD"), IN_REGISTRY="ours")
+    done = _publish(checkout, _git(checkout, "rev-parse", "HEAD"), IN_REGISTRY="own")
     assert done.returncode == 0, done.stderr
     assert len((checkout / "containers" / "published.tsv").read_text().splitlines()) == 2
 

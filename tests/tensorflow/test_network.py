@@ -104,7 +104,7 @@ def test_loss_and_gradients_are_torchs(torch_side, kind) -> None:
     wanted.loss.backward()
     engine = made.engine()
     assert engine.loss(patch) == pytest.approx(float(wanted.loss.detach()), rel=1e-5)
-    shown = engine.look(patch)
+    shown = engine.inspect(patch)
     assert shown.losses == pytest.approx(wanted.losses, rel=1e-5)
     for name in patch.targets:
         torch.testing.assert_close(shown.predictions[name], wanted.predictions[name].detach(), rtol=0, atol=1e-4)

@@ -109,7 +109,7 @@ def test_a_server_that_does_not_answer_is_one_warning_and_no_delay(prepared, tmp
         assert time.monotonic() - begun < 30
     assert len(curve(tmp_path / "t", 1)) == 3
     (warning,) = [message for message in caplog.messages if "MLflow" in message]
-    assert "goes on without" in warning
+    assert "continues without" in warning
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,13 @@ FLAT = curve(*[0.5] * 11)
 @pytest.mark.parametrize(
     ("validations", "losses", "wanted"),
     [
-        (curve(1.0, 0.8, 0.6, 0.5, 0.4), FALLING, "go on"),
+        (curve(1.0, 0.8, 0.6, 0.5, 0.4), FALLING, "continue"),
         (curve(1.0, 0.5, 0.499, 0.498, 0.497), FALLING, "plateau"),
         (curve(1.0, 0.5, 0.6, 0.7, 0.8), FALLING, "overfit"),
         (curve(1.0, 0.5, 0.6, 0.7, 0.8), FLAT, "plateau"),
-        (curve(1.0, 0.5, 0.6, 0.7, 0.49), FALLING, "go on"),
-        (curve(1.0, 1.0, 1.0), FALLING, "go on"),
-        ({}, FALLING, "go on"),
+        (curve(1.0, 0.5, 0.6, 0.7, 0.49), FALLING, "continue"),
+        (curve(1.0, 1.0, 1.0), FALLING, "continue"),
+        ({}, FALLING, "continue"),
     ],
 )
 def test_a_training_ends_when_no_validation_within_the_patience_is_better(validations, losses, wanted) -> None:
@@ -35,7 +35,7 @@ def test_a_training_ends_when_no_validation_within_the_patience_is_better(valida
 
 
 def test_without_patience_a_training_goes_on_whatever_its_curve() -> None:
-    assert verdict(curve(*[1.0] * 50), FALLING, Steering(None, 0.0)) == "go on"
+    assert verdict(curve(*[1.0] * 50), FALLING, Steering(None, 0.0)) == "continue"
 
 
 def test_the_verdict_does_not_depend_on_the_order_in_which_the_curve_was_read() -> None:

@@ -48,14 +48,14 @@ install_packages() {
 
 # Packages start services of their own where an init system runs; the bed starts its own, so they are held back.
 apt_install() {
-  local policy=/usr/sbin/policy-rc.d ours=0 code=0
+  local policy=/usr/sbin/policy-rc.d started_here=0 code=0
   if [[ ! -e $policy ]]; then
     printf '#!/bin/sh\nexit 101\n' >$policy
     chmod 755 $policy
-    ours=1
+    started_here=1
   fi
   apt-get install -qy --no-install-recommends "$@" >>"$BED/log/apt.log" 2>&1 || code=$?
-  ((ours == 0)) || rm -f $policy
+  ((started_here == 0)) || rm -f $policy
   ((code == 0)) || impossible "apt-get install failed: see $BED/log/apt.log"
 }
 

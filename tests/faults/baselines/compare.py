@@ -3,7 +3,7 @@
     compare.py --environment NAME=PYTHON ... [--cases F1 F19]     NAME: daisy1, daisy2, volara, lsdflow
     `make faults-baselines` makes the environments from the locks here; docs/fault_baselines.md holds such a table.
 
-Each case runs COUNT times. What is looked at: did the run end; what did it tell its caller; are all 64 results there;
+Each case runs COUNT times. Compared are: did the run end; what did it report to its caller; are all 64 results there;
 which blocks were done more than once without need.
 """
 
@@ -189,7 +189,7 @@ def undisturbed(run: Run, _chance: random.Random) -> str:
 CASES: tuple[tuple[str, Callable[[Run, random.Random], str]], ...] = (
     ("nothing", undisturbed),
     ("F1: a worker is killed (SIGKILL)", worker_killed),
-    ("F3: told to stop (SIGTERM), same command again", told_to_stop),
+    ("F3: stopped (SIGTERM), same command again", told_to_stop),
     ("F4: the coordinator is killed, same command again", coordinator_killed),
     ("F5: two coordinators at once", two_coordinators),
     ("F18: a block always raises", faulty_block("raise")),

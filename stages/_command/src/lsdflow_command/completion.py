@@ -26,6 +26,7 @@ def one_of(words: Sequence[str]) -> Callable[[str], list[str]]:
     """A completion that offers `words`."""
 
     def offered(incomplete: str) -> list[str]:
+        """Return the words that begin with `incomplete`."""
         return [word for word in words if word.startswith(incomplete)]
 
     return offered

@@ -98,6 +98,7 @@ def run_command(command: Sequence[str]) -> int:
     with subprocess.Popen(command) as child:
 
         def pass_on(number: int, _frame: FrameType | None) -> None:
+            """Forward a signal to the command."""
             child.send_signal(number)
 
         before = {number: signal.signal(number, pass_on) for number in heard(PASSED_ON)}

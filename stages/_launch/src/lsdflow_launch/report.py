@@ -109,7 +109,7 @@ class _Refresher:
                     child.kill()
                     raise
         except (StageError, OSError, subprocess.TimeoutExpired) as error:
-            LOG.info("no report while the run goes on: %s", error)
+            LOG.info("the report could not be refreshed during the run: %s", error)
             return False
         return True
 

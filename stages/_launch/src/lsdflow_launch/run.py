@@ -67,6 +67,7 @@ def _follow_on_slurm(experiment: Experiment, first: str, last: str) -> int:
     ask = choose_ask(experiment)
 
     def progress(stage: str) -> str:
+        """Return the progress that a stage reports, or why it reports none."""
         try:
             return progress_of(experiment, stage, ask)
         except StageError as error:

@@ -71,6 +71,7 @@ def status_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, dict[st
     """Return for each stage of the chain: state, last outcome, what the stage itself reports, and its activity."""
 
     def status(stage: str) -> dict[str, Any]:
+        """Return the state of one stage, with its activity."""
         return with_activity(experiment, stage, _state_of(experiment, stage, ask))
 
     stages = stages_of(experiment)

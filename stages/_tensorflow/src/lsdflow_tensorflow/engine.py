@@ -203,7 +203,7 @@ class Engine:
         """The loss of one patch, computed in this process without training."""
         return float(self._loss(_tensors(to_arrays(patch))))
 
-    def look(self, patch: Patch) -> StepResult:
+    def inspect(self, patch: Patch) -> StepResult:
         """Predictions of one patch, cropped to the targets, and the gradients of the loss, for a snapshot."""
         tensors = _tensors(to_arrays(patch))
         with tf.GradientTape() as tape:
@@ -212,11 +212,11 @@ class Engine:
             tape.watch(cropped)
             losses = losses_by_output(cropped, *_targets_and_weights(tensors))
             loss = tf.add_n(list(losses.values()))
-        shown = {name: _to_channels_first(value) for name, value in {**predictions, **cropped}.items()}
+        arrays = {name: _to_channels_first(value) for name, value in {**predictions, **cropped}.items()}
         for name, gradient in tape.gradient(loss, cropped).items():
-            shown[name].grad = _to_channels_first(gradient)
+            arrays[name].grad = _to_channels_first(gradient)
         values = {name: float(value) for name, value in losses.items()}
-        return StepResult(torch.tensor(float(loss)), values, shown)
+        return StepResult(torch.tensor(float(loss)), values, arrays)
 
     def export(self, network: TorchUNet, optimizer: torch.optim.Adam) -> None:
         """Copy the weights and the optimizer state to torch."""
@@ -257,6 +257,7 @@ class Engine:
         local = len(self.strategy.extended.worker_devices)
 
         def of(context: Any) -> Any:
+            """Return the value of one replica; only replica 0 of all processes gets 1.0."""
             number = context.replica_id_in_sync_group
             return make(number % local, float(number == 0))
 

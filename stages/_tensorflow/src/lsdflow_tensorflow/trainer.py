@@ -118,8 +118,8 @@ class TensorflowTrainer:
         how, count = self.recipe.schedules, self.recipe.step.effective_batch
         numbers = BatchNumbers(self.iteration * count + self.cluster.rank + 1, self.cluster.size)
         stream = make_stream(self.keys, self.recipe, self.sources, numbers, self.times)
-        shown = training_progress(self.recipe, self.iteration, self.minutes_before, self.cluster.is_chief)
-        with stream as batches, shown as progress:
+        bar = training_progress(self.recipe, self.iteration, self.minutes_before, self.cluster.is_chief)
+        with stream as batches, bar as progress:
             taken = self._take(batches)
             engine = self._start()
             while True:
@@ -160,9 +160,9 @@ class TensorflowTrainer:
         patches = [to_patch(batch, self.keys, torch.device("cpu")) for batch in batches]
         if curves is not None and (number % how.snapshot_every == 0 or number == 1):
             path, size = snapshot_path(self.folder / "snapshots", number), self.recipe.targets.voxel_size_nm
-            shown = engine.look(patches[-1])
-            curves.add_pictures(number, pictures(patches[-1], shown))
-            write_snapshot(path, self.recipe.kind, batches[-1], self.keys, result=shown, voxel_size_nm=size)
+            result = engine.inspect(patches[-1])
+            curves.add_pictures(number, pictures(patches[-1], result))
+            write_snapshot(path, self.recipe.kind, batches[-1], self.keys, result=result, voxel_size_nm=size)
         step = engine.step(patches, number, rate, minutes=minutes, stop=bool(stop))
         loss = sum(step.losses.values())
         if not math.isfinite(loss):
@@ -188,7 +188,7 @@ class TensorflowTrainer:
         curves.add_validation(self.iteration, value)
         report_validation(value)
         LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
-        self.watch.look(self.iteration, value)
+        self.watch.check(self.iteration, value)
         self.validated = {self.iteration: value}
         return value
 
@@ -223,7 +223,7 @@ class TensorflowTrainer:
             ckpt.restore(resumed, self.trained, self.optimizer)
             self.iteration = self.saved = resumed.bundle.iteration
             self.minutes_before = self.minutes = resumed.state.minutes
-            LOG.info("going on from iteration %d", self.iteration)
+            LOG.info("resuming from iteration %d", self.iteration)
 
     def _curves(self) -> Curves | nullcontext[None]:
         return Curves(self.folder, self.iteration) if self.cluster.is_chief else nullcontext()

@@ -113,9 +113,9 @@ def _truncate(path: Path, last_iteration: int) -> None:
     write_atomically(path, lambda file: file.write(("\n".join(kept) + "\n").encode()))
 
 
-def training_progress(recipe: Recipe, iteration: int, minutes: float, shown: bool) -> Progress | nullcontext[None]:
-    """Progress from `iteration` on, `minutes` after the start; an empty context unless `shown` (the first process)."""
-    if not shown:
+def training_progress(recipe: Recipe, iteration: int, minutes: float, visible: bool) -> Progress | nullcontext[None]:
+    """Progress from `iteration` on, `minutes` after the start; empty unless `visible` (the first process)."""
+    if not visible:
         return nullcontext()
     how = recipe.schedules
     progress = Progress(recipe.stage, how.max_iteration, "iteration", iteration, seconds_left(how, minutes))

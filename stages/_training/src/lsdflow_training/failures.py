@@ -37,6 +37,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     before = {number: signal.getsignal(number) for number in heard(SIGNALS)}
 
     def remember(number: int, _frame: FrameType | None) -> None:
+        """Store the first signal, and restore its handler, so that a second one ends the process."""
         request.name = signal.Signals(number).name
         signal.signal(number, before[signal.Signals(number)])
 

@@ -83,7 +83,7 @@ def _unusable() -> ConfigError:
         "MLflow cannot be reached this way",
         where="mlflow",
         wanted='"local", http(s)://host:port, or file:///folder',
-        fix='"local" needs no server: the runs lie in train/mlruns',
+        fix='"local" needs no server: the runs are stored in train/mlruns',
     )
 
 
@@ -301,7 +301,7 @@ class MlflowLog:
             run.end(end.status, {"ended_by": end.reason, "iteration": str(end.iteration)})
         except Exception as error:  # noqa: BLE001 - no error of MLflow may end a training
             said = f"{type(error).__name__}: {error}".splitlines()[0]
-            LOG.warning("MLflow cannot be used, the training goes on without it: %s", said)
+            LOG.warning("MLflow cannot be used, the training continues without it: %s", said)
 
     def _taken(self) -> tuple[list[Point], End | None]:
         """Wait for a point, then collect more for COLLECT_S."""

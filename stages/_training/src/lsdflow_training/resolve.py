@@ -380,14 +380,14 @@ def find_initial_weights(place: Path, unet: UNetSpec, outputs: dict[str, int]) -
 
 
 def _require_same_network(bundle: Bundle, unet: UNetSpec, outputs: dict[str, int], folder: Path) -> None:
-    theirs = {**bundle.unet.model_dump(), "outputs": bundle.outputs}
-    ours = {**unet.model_dump(), "outputs": outputs}
-    differ = [name for name in ours if ours[name] != theirs[name]]
+    found = {**bundle.unet.model_dump(), "outputs": bundle.outputs}
+    wanted = {**unet.model_dump(), "outputs": outputs}
+    differ = [name for name in wanted if wanted[name] != found[name]]
     if differ:
         raise ContractMismatch(
             "the weights to begin with are those of another network",
             where=folder,
-            wanted=", ".join(f"{name} {ours[name]}" for name in differ),
-            found=", ".join(f"{name} {theirs[name]}" for name in differ),
+            wanted=", ".join(f"{name} {wanted[name]}" for name in differ),
+            found=", ".join(f"{name} {found[name]}" for name in differ),
             fix="set num_fmaps, fmap_inc_factor and downsample_factors as the bundle has them",
         )

@@ -118,12 +118,14 @@ def step_profile(steps: int, folder: Path, device: str, rank: int = 0) -> Iterat
     seen = 0
 
     def write(profiled: profile) -> None:
+        """Write the trace and log the most expensive operations."""
         if recorded:
             path = folder / "profile" / f"steps_{recorded[0]}_to_{recorded[-1]}_rank{rank}.json.gz"
             _write_trace(path, profiled)
             _log_table(path, profiled, device, rank)
 
     def stepped(iteration: int) -> None:
+        """Count a step; after the warm-up record it, until `steps` are recorded."""
         nonlocal seen
         seen += 1
         if WARM_UP_STEPS < seen <= WARM_UP_STEPS + steps:

@@ -143,8 +143,8 @@ class Trainer:
         numbers = BatchNumbers(self.iteration * step.accumulate * ranks.world_size + ranks.rank + 1, ranks.world_size)
         stream = make_stream(self.keys, self.recipe, self.sources, numbers, self.times)
         profile = step_profile(self.recipe.records.profile_steps, self.folder, self.recipe.device, ranks.rank)
-        shown = training_progress(self.recipe, self.iteration, self.minutes_before, self.group.writes)
-        with stream as batches, shown as progress, profile as profiled:
+        bar = training_progress(self.recipe, self.iteration, self.minutes_before, self.group.writes)
+        with stream as batches, bar as progress, profile as profiled:
             while not self._finished() and not self._stops():
                 with self.data_wait:
                     of_step = next_batches(batches, step.accumulate, self._stops())
@@ -232,7 +232,7 @@ class Trainer:
             curves.add_validation(self.iteration, value)
             report_validation(value)
             LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
-        self.watch.look(self.iteration, value)
+        self.watch.check(self.iteration, value)
         return value
 
     def _saved_weights(self) -> AbstractContextManager[None]:
@@ -278,7 +278,7 @@ class Trainer:
                 self.gradients.scaler.load_state_dict(resumed.state.scaler)
             self.iteration = self.saved = resumed.bundle.iteration
             self.minutes_before = resumed.state.minutes
-            LOG.info("going on from iteration %d", self.iteration)
+            LOG.info("resuming from iteration %d", self.iteration)
         self.minutes_of_rank_0 = self.group.of_rank_0(self.minutes_before)
 
     def _curves(self) -> Curves | nullcontext[None]:
@@ -311,6 +311,6 @@ class Trainer:
 
     def _ended_by(self) -> str | None:
         """The reason for the end: the verdict on the validation loss, or the limit that is reached; else None."""
-        if self.watch.verdict != "go on":
+        if self.watch.verdict != "continue":
             return self.watch.verdict
         return used_up(self.recipe.schedules, self.iteration, self._minutes())

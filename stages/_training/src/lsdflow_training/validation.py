@@ -129,7 +129,7 @@ def _losses(
     return losses
 
 
-Verdict = Literal["go on", "plateau", "overfit"]
+Verdict = Literal["continue", "plateau", "overfit"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
@@ -141,12 +141,12 @@ def verdict(validations: Mapping[int, float], losses: Mapping[int, float], rules
     and the mean training loss of these iterations is below that of as many iterations before.
     """
     if rules.patience is None or not validations:
-        return "go on"
+        return "continue"
     since = max(validations) - rules.patience
     before = [loss for iteration, loss in validations.items() if iteration <= since]
     recent = [loss for iteration, loss in validations.items() if iteration > since]
     if not before or min(recent) < min(before) * (1 - rules.min_improvement):
-        return "go on"
+        return "continue"
     if fmean(recent) > min(before) * (1 + rules.min_improvement) and _falls(losses, since, rules.patience):
         return "overfit"
     return "plateau"
@@ -205,7 +205,7 @@ class Watch:
     def __init__(self, folder: Path, rules: Steering, group: Group) -> None:
         self._folder, self._rules, self._group = folder, rules, group
         self._constant = float("inf")
-        self.verdict: Verdict = "go on"
+        self.verdict: Verdict = "continue"
 
     def begin(self, patches: Sequence[Patch]) -> None:
         """Prepare with the validation patches; all processes together. BadData if early stopping has no patches."""
@@ -218,7 +218,7 @@ class Watch:
                 fix="raise validation_fraction, correct the mask, or leave patience_iterations out",
             )
 
-    def look(self, iteration: int, validation_loss: float) -> None:
+    def check(self, iteration: int, validation_loss: float) -> None:
         """Check a new validation loss, which must already be in the curves."""
         reason = doubt(validation_loss, self._constant, iteration)
         if reason and self._group.writes:
@@ -234,5 +234,5 @@ class Watch:
             validations, losses = read_curves(self._folder, iteration)
             found = VERDICTS.index(verdict(validations, losses, self._rules))
         self.verdict = VERDICTS[int(self._group.of_rank_0(found))]
-        if self.verdict != "go on":
+        if self.verdict != "continue":
             LOG.info("%s: the validation loss was no better for %d iterations", self.verdict, self._rules.patience)

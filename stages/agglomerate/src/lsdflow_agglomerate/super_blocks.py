@@ -209,6 +209,7 @@ def _merging(work: GraphWork, level: int, up: tuple[BlockTask, ...]) -> Iterator
     """The way up: merge, and store the remaining graph."""
 
     def merge_block(block: Block) -> BlockOutput:
+        """Merge one super-block; returns the rows u, v (u64) and sums that remain, for each merge function."""
         edges: dict[str, RagEdges] = {}
         for name, graph in work.graphs(level, block.number, up):
             edges[f"left_{name}"] = rows_of(work.merged(graph, block, name).left)
@@ -224,6 +225,7 @@ def _settling(
     """The way down: store the scores of all pairs of a super-block for its parts, or at level 1 for the graph."""
 
     def settle_block(block: Block) -> BlockOutput:
+        """Score all pairs of one super-block; returns rows u, v (u64) and scores (f32), for each merge function."""
         edges: dict[str, RagEdges] = {}
         for name, graph in work.graphs(level, block.number, up):
             part = work.merged(graph, block, name)

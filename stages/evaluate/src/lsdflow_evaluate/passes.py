@@ -127,9 +127,11 @@ def later_pass(counting: Counting, files: PassFiles) -> BlockTask:
     volumes, plan = counting.volumes, counting.task.plan
 
     def open_lookup() -> AbstractContextManager[BlockFunction]:
+        """Open the block function that looks up the fragment at each skeleton node."""
         return skeleton_nodes.lookup_blocks(volumes, *(files.array(name) for name in ("node", "voxel", "starts")))
 
     def open_search() -> AbstractContextManager[BlockFunction]:
+        """Open the block function that searches for the sites of splits and merges."""
         reach_nm = float(files.parameters["reach_nm"])
         return split_merge_sites.search_blocks(parts_of(volumes, files), rows_of(counting.task), reach_nm)
 

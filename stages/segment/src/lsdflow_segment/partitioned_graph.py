@@ -4,7 +4,7 @@
              nodes-0.rows edges-9.rows ...   2. nodes and edges are read again and distributed to their parts ...
              dealt.json                         ... and all of these files are complete
              part-9/                         3. up, level by level: nodes, forest, boundary nodes of a part (Part) ...
-             told-9/                            ... and its summaries: segments.npy (thresholds, 2, b), edges.npy
+             summary-9/                         ... and its summaries: segments.npy (thresholds, 2, b), edges.npy
              final-9.npy                     4. down: ids and voxels of the segments of its nodes (thresholds, 2, n)
 
 A file or folder exists only when it is complete, and is then not computed again. The numbers of parts run through all
@@ -236,7 +236,7 @@ class PartitionedGraph:
         return self.folder / f"part-{self.partition.number(level, part)}"
 
     def _summaries(self, level: int, part: int) -> Path:
-        return self.folder / f"told-{self.partition.number(level, part)}"
+        return self.folder / f"summary-{self.partition.number(level, part)}"
 
     def _finals(self, level: int, part: int) -> Path:
         return self.folder / f"final-{self.partition.number(level, part)}.npy"

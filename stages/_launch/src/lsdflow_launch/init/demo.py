@@ -77,6 +77,7 @@ def write_volume(path: Path, raw: npt.NDArray[np.uint8], labels: npt.NDArray[np.
     """Write raw and labels in the format of CREMI: HDF5 with `resolution` z,y,x in nm."""
 
     def fill(file: Any) -> None:
+        """Write both datasets, gzip-compressed, with their voxel size in nm."""
         with h5py.File(file, "w") as container:
             for name, values in (("volumes/raw", raw), ("volumes/labels/neuron_ids", labels)):
                 dataset = container.create_dataset(name, data=values, chunks=True, compression="gzip")

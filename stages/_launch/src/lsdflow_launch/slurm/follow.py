@@ -47,7 +47,9 @@ def run_on_slurm(
     submission = newest_submission(experiment)
     if submission is None:
         raise MissingInput("the submission cannot be found", where=experiment.path.parent / "runs" / "submit")
-    LOG.info("following %s; if this is interrupted the jobs go on (lsdflow status, lsdflow cancel)", submission.name)
+    LOG.info(
+        "following %s; if this is interrupted, the jobs continue (lsdflow status, lsdflow cancel)", submission.name
+    )
     return Following(submitted_jobs(submission), progress).to_the_end()
 
 

@@ -106,6 +106,7 @@ def _problems(sweep: Sweep, tables: Sequence[str], scratch: Path, ask: Ask) -> I
     questions = [(stage, run, _written(sweep, run, scratch)) for stage, run in pairs]
 
     def answer(question: tuple[str, Run, Path]) -> list[dict[str, Any]]:
+        """Validate one run's experiment file with a stage; return the problems that were found."""
         stage, _, path = question
         found = ask(stage, ["validate", "--experiment", str(path), "--json"])
         return found if isinstance(found, list) else [found]

@@ -43,6 +43,7 @@ def caller_at(backend: str, sweep: SweepFolder, containers: ContainerOptions) ->
     writable = (sweep.root, sweep.base_folder)
 
     def call(stage: str, arguments: Sequence[str]) -> int:
+        """Run a stage in its image; return its exit code."""
         experiment = load_experiment(Path(arguments[arguments.index("--experiment") + 1]))
         return Containers(experiment, containers.engine, sifs, containers.network, writable)(stage, arguments)
 

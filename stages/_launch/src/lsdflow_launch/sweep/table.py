@@ -149,6 +149,7 @@ def _csv(head: Cells, rows: Iterable[Cells]) -> str:
 
 def _markdown_table(head: Cells, rows: Sequence[Cells]) -> list[str]:
     def line(cells: Cells) -> str:
+        """Return one row in Markdown, with `|` escaped."""
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
     return [line(head), "|" + "---|" * len(head), *(line(row) for row in rows)]
@@ -156,10 +157,12 @@ def _markdown_table(head: Cells, rows: Sequence[Cells]) -> list[str]:
 
 def _html_table(head: Cells, rows: Sequence[Cells]) -> str:
     def cell(text: Any, kind: str) -> str:
+        """Return a `th` or `td`; states that need attention get a CSS class."""
         flag = f' class="{text}"' if text in ("partial", "failed", "missing") else ""
         return f"<{kind}{flag}>{html.escape(str(text))}</{kind}>"
 
     def line(cells: Cells, kind: str) -> str:
+        """Return one row in HTML; kind: `th` or `td`."""
         return "<tr>" + "".join(cell(text, kind) for text in cells) + "</tr>"
 
     return f"<table>{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"

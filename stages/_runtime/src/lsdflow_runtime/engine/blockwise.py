@@ -139,6 +139,7 @@ def block_runner(task: BlockTask, log: AttemptLog | None = None) -> Iterator[Cal
     with task.open() as function, log:
 
         def do_block(number: int) -> None:
+            """Process, verify and commit one block, and log the attempt."""
             with log.attempt(number):
                 _do_block(task, opened, function, task.plan.block(number))
 
@@ -216,12 +217,14 @@ def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None
     stop = threading.Event()
 
     def update(counted: int) -> int:
+        """Advance the progress by the blocks done since `counted`; return how many are done now."""
         now = task.marks.count_done()
         progress.failed = task.marks.count_failed()
         progress.advance(now - counted)
         return now
 
     def watch() -> None:
+        """Update the progress and pack marks at intervals until the pass ends."""
         counted, packing = already, True
         while not stop.wait(POLL_SECONDS[task.experiment.compute.runner]):
             counted = update(counted)

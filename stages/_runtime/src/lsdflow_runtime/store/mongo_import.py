@@ -107,6 +107,7 @@ class OldCollection:
         """The documents after an `_id` of any type (a query with $gt would find those of one type only)."""
 
         def read(db: Any) -> list[Document]:
+            """Read one page in the order of `_id`; `min` includes the document `after` itself."""
             found = db[self.name].find().hint([("_id", ASCENDING)]).sort("_id", ASCENDING)
             return list((found if after is None else found.min([("_id", after)])).limit(PAGE + (after is not None)))
 

@@ -219,6 +219,7 @@ def _ahead(crops: Iterator[Crops], recipe: Recipe, device: torch.device, ending:
     ending.callback(thread.shutdown, cancel_futures=True)
 
     def make() -> tuple[DevicePatch, Any]:
+        """Make the next patch; return it with the CUDA event after which it is ready (None on a CPU)."""
         with nullcontext() if side is None else torch.cuda.stream(side):
             return make_patch(next(crops), recipe, device), None if side is None else side.record_event()
 

@@ -140,8 +140,8 @@ def _compare_checksums(path: Path) -> None:
 def _reason(error: Exception) -> str:
     """The error in one line, without torch's advice to load the file anyway."""
     text = [line.strip() for line in str(error).splitlines() if "nsupported" in line or "failed" in line.lower()]
-    told = next((line for line in text if "nsupported" in line), next(iter(text), ""))
-    return f"{type(error).__name__}: {told[:160]}" if told else type(error).__name__
+    line = next((each for each in text if "nsupported" in each), next(iter(text), ""))
+    return f"{type(error).__name__}: {line[:160]}" if line else type(error).__name__
 
 
 def _hash_of_files(files: list[Path]) -> str:

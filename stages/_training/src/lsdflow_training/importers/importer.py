@@ -96,21 +96,23 @@ def _input_shape(table: dict[str, Any], unet: UNetSpec, path: Path | None) -> Vo
     if shape is None:
         return None
     wanted = (int(shape[0]), int(shape[1]), int(shape[2]))
-    ours = shapes.output_shape_vox(unet, wanted) if shapes.is_valid_input(unet, wanted) else None
-    if ours is None or not _is_part(output, ours):
+    computed = shapes.output_shape_vox(unet, wanted) if shapes.is_valid_input(unet, wanted) else None
+    if computed is None or not _is_part(output, computed):
         raise BadData(
             "the file describes another network than the checkpoint holds",
             where=path,
-            wanted=f"input {list(wanted)} -> output {list(ours)}" if ours else "an input shape that the network takes",
+            wanted=f"input {list(wanted)} -> output {list(computed)}"
+            if computed
+            else "an input shape that the network takes",
             found=f"input {list(wanted)} -> output {None if output is None else [int(n) for n in output]}",
             fix="give the file of this network: --config FILE",
         )
     return wanted
 
 
-def _is_part(output: list[float] | None, ours: Vox3) -> bool:
+def _is_part(output: list[float] | None, computed: Vox3) -> bool:
     """True if the output is our shape, our shape cropped evenly, or not given."""
-    return output is None or all(o >= t and (o - t) % 2 == 0 for o, t in zip(ours, output, strict=True))
+    return output is None or all(o >= t and (o - t) % 2 == 0 for o, t in zip(computed, output, strict=True))
 
 
 def _lengths(table: dict[str, Any], key: str, path: Path | None) -> Nm3 | None:
@@ -161,9 +163,9 @@ def import_checkpoint(experiment: Experiment, stage: str, options: ImportOptions
     wanted = _wanted_kind(experiment, stage, options)
     read = read_foreign(options.path, options.factors)
     _require_kind(read, wanted)
-    told = read_net_json(read.path.parent, options.config, read.network.unet)
-    lsd = _lsd_bundle(experiment, options.lsd_checkpoint, told) if wanted == "acrlsd" else None
-    bundle = _bundle(experiment, stage, read, options, told, lsd)
+    net_json = read_net_json(read.path.parent, options.config, read.network.unet)
+    lsd = _lsd_bundle(experiment, options.lsd_checkpoint, net_json) if wanted == "acrlsd" else None
+    bundle = _bundle(experiment, stage, read, options, net_json, lsd)
     return _write(experiment, stage, bundle, read)
 
 
@@ -198,7 +200,7 @@ def _require_kind(read: ForeignCheckpoint, wanted: Kind) -> None:
         )
 
 
-def _lsd_bundle(experiment: Experiment, wanted: str, told: NetJson) -> Bundle:
+def _lsd_bundle(experiment: Experiment, wanted: str, net_json: NetJson) -> Bundle:
     layout = experiment.layout
     if wanted != "best" and not wanted.isdigit():
         raise UsageError(
@@ -210,11 +212,11 @@ def _lsd_bundle(experiment: Experiment, wanted: str, told: NetJson) -> Bundle:
     except MissingInput as error:
         error.fix = "import the LSD network that it was trained with first: train-lsd import-checkpoint"
         raise
-    if told.lsd_iteration is not None and bundle.iteration != told.lsd_iteration:
+    if net_json.lsd_iteration is not None and bundle.iteration != net_json.lsd_iteration:
         raise ContractMismatch(
             "the affinity network was trained with the LSD network of another iteration",
             where=layout.train_dir("train-lsd"),
-            wanted=f"iteration {told.lsd_iteration} (lsds_iteration beside the checkpoint)",
+            wanted=f"iteration {net_json.lsd_iteration} (lsds_iteration beside the checkpoint)",
             found=f"iteration {bundle.iteration}",
             fix="import that LSD checkpoint, or name it: --lsd-checkpoint",
         )
@@ -226,15 +228,16 @@ def _bundle(
     stage: str,
     read: ForeignCheckpoint,
     options: ImportOptions,
-    told: NetJson,
+    net_json: NetJson,
     lsd: Bundle | None,
 ) -> Bundle:
     network, profile = read.network, PROFILES[experiment.common.profile]
     usual = (
-        told.train_input_vox or shapes.nearest_valid_input_shapes(network.unet, profile.input_shape_vox)[1],
-        told.predict_input_vox or shapes.nearest_valid_input_shapes(network.unet, profile.predict_input_shape_vox)[1],
+        net_json.train_input_vox or shapes.nearest_valid_input_shapes(network.unet, profile.input_shape_vox)[1],
+        net_json.predict_input_vox
+        or shapes.nearest_valid_input_shapes(network.unet, profile.predict_input_shape_vox)[1],
     )
-    voxel_size = _voxel_size(options, told, lsd)
+    voxel_size = _voxel_size(options, net_json, lsd)
     bundle = Bundle(
         writer=Writer.of(stage),
         kind=network.kind,
@@ -247,7 +250,7 @@ def _bundle(
         predict_input_shape_vox=usual[1],
         predict_output_shape_vox=shapes.output_shape_vox(network.unet, usual[1]),
         voxel_size_nm=voxel_size,
-        sigma_nm=_sigma(network.kind, options, told, lsd, voxel_size),
+        sigma_nm=_sigma(network.kind, options, net_json, lsd, voxel_size),
         lsd_bundle_sha256=None if lsd is None else lsd.weights_sha256,
     )
     return bundle.model_copy(update={"training_key": work_key(stage, _parameters(bundle), _inputs(bundle, read))})
@@ -267,7 +270,9 @@ def _iteration(read: ForeignCheckpoint, options: ImportOptions) -> int:
     found = read.iteration if options.iteration is None else options.iteration
     if found is None:
         raise UsageError(
-            "the name of the checkpoint tells no iteration", where=read.path, wanted="..._<iteration>, or --iteration"
+            "the name of the checkpoint contains no iteration",
+            where=read.path,
+            wanted="..._<iteration>, or --iteration",
         )
     return found
 
@@ -286,14 +291,14 @@ def _neighborhood(outputs: dict[str, int], options: ImportOptions) -> tuple[Vox3
     return offsets
 
 
-def _voxel_size(options: ImportOptions, told: NetJson, lsd: Bundle | None) -> Nm3:
+def _voxel_size(options: ImportOptions, net_json: NetJson, lsd: Bundle | None) -> Nm3:
     """The voxel size from the command line; else from the JSON files; else that of the LSD network before it."""
     if options.voxel_size is not None:
         if options.voxel_size.unit == "vox":
             raise UsageError("a voxel size needs a length", where="--voxel-size", wanted='"8 nm" or "40, 4, 4 nm"')
         size = options.voxel_size.to_nm((1.0, 1.0, 1.0))
-    elif told.voxel_size_nm is not None or lsd is not None:
-        size = told.voxel_size_nm or lsd.voxel_size_nm  # type: ignore[union-attr]
+    elif net_json.voxel_size_nm is not None or lsd is not None:
+        size = net_json.voxel_size_nm or lsd.voxel_size_nm  # type: ignore[union-attr]
     else:
         raise UsageError(
             "the voxel size that the network was trained at is not in the checkpoint",
@@ -309,11 +314,11 @@ def _voxel_size(options: ImportOptions, told: NetJson, lsd: Bundle | None) -> Nm
     return size
 
 
-def _sigma(kind: Kind, options: ImportOptions, told: NetJson, lsd: Bundle | None, voxel_size_nm: Nm3) -> Nm3 | None:
+def _sigma(kind: Kind, options: ImportOptions, net_json: NetJson, lsd: Bundle | None, voxel_size_nm: Nm3) -> Nm3 | None:
     if kind == "affinities":
         return None
     given = None if options.sigma is None else options.sigma.to_nm(voxel_size_nm)
-    found = given or (lsd.sigma_nm if lsd is not None else told.sigma_nm)
+    found = given or (lsd.sigma_nm if lsd is not None else net_json.sigma_nm)
     if found is None or min(found) <= 0:
         raise UsageError(
             "the sigma of the LSDs that the network learnt is not in the checkpoint",

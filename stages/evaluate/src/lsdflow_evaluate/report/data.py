@@ -150,6 +150,7 @@ class Resources:
         """Sums, and the largest peaks; None where nothing was recorded."""
 
         def known(name: str) -> list[Any]:
+            """Return the recorded values of a field."""
             return [value for one in used if (value := getattr(one, name)) is not None]
 
         return cls(

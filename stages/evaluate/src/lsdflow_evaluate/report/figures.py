@@ -306,6 +306,7 @@ class _TimeAxis:
 
     @property
     def length_s(self) -> float:
+        """Length of the axis in s: all periods and the breaks between them."""
         busy = sum(end - begin for begin, end in self.periods)
         return busy + self._break_s * (len(self.periods) - 1)
 

@@ -23,7 +23,7 @@ install_package() {
   grep -q "  $file\$" "$sums" || fail "$file has no sum in $(basename "$sums"): see README, step 2"
   folder=$(mktemp -d)
   (cd "$folder" && "$JETPACK" download --project lsdflow "$file" && grep "  $file\$" "$sums" | sha256sum --check --quiet -) ||
-    fail "$file is not the file whose sum stands in $(basename "$sums")"
+    fail "$file does not have the checksum in $(basename "$sums")"
   DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "$folder/$file"
   rm -rf "$folder"
 }
@@ -49,7 +49,7 @@ fstab_line() {
   printf '%s:%s %s nfs %s 0 0\n' "$1" "$2" "$3" "$options"
 }
 
-# write_fstab FILE LINE: LINE stands in FILE once; an older line for the same mount point goes. Written aside, then renamed.
+# write_fstab FILE LINE: FILE contains LINE once; an older line for the same mount point is removed. Written aside, then renamed.
 write_fstab() {
   local file=$1 line=$2 point new
   point=$(awk '{print $2}' <<<"$line")

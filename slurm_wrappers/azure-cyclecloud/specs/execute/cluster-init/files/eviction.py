@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Tell the jobs of this node that Azure is about to take the machine. Standard library only: it runs on bare nodes.
+"""Stop the jobs of this node when Azure is about to evict the machine. Standard library only: it runs on bare nodes.
 
 Azure announces an eviction of a spot machine (and a reboot, redeploy or deletion of any) at a metadata address that
 only the machine itself can reach, about half a minute ahead. This loop reads the announcements and, once per event:
-takes the node out of Slurm's choice, sends USR2 to the batch scripts of its jobs (the wrappers stop their stage, which
-leaves with exit code 75, and requeue themselves), and after a grace requeues whatever is still there.
-Nothing depends on it: without notice Slurm finds the node gone after SlurmdTimeout and requeues the jobs.
+withdraws the node from Slurm, sends USR2 to the batch scripts of its jobs (the wrappers stop their stage, which
+ends with exit code 75, and requeue themselves), and after a grace period requeues the jobs that still run.
+Nothing depends on it: without notice Slurm detects the lost node after SlurmdTimeout and requeues the jobs.
 """
 
 from __future__ import annotations
@@ -69,22 +69,22 @@ def jobs_on(node: str) -> list[str]:
 
 
 def leave(node: str, withdraw: str, reason: str, grace_s: float) -> None:
-    """Take the node out of choice, tell its jobs, wait, requeue those that did not go."""
+    """Withdraw the node from Slurm, signal its jobs, wait, and requeue those that still run."""
     slurm("scontrol", "update", f"NodeName={node}", f"State={withdraw}", f"Reason={reason}")
-    told = jobs_on(node)
-    log.warning("%s: telling %d jobs: %s", reason, len(told), " ".join(told))
-    if told:
-        slurm("scancel", "--batch", "--signal=USR2", *told)
+    running = jobs_on(node)
+    log.warning("%s: signalling %d jobs: %s", reason, len(running), " ".join(running))
+    if running:
+        slurm("scancel", "--batch", "--signal=USR2", *running)
     until = time.monotonic() + grace_s
-    while (left := [job for job in jobs_on(node) if job in told]) and time.monotonic() < until:
+    while (left := [job for job in jobs_on(node) if job in running]) and time.monotonic() < until:
         time.sleep(1)
     for job in left:
-        log.warning("requeueing %s, which is still here", job)
+        log.warning("requeueing %s, which is still running", job)
         slurm("scontrol", "requeue", job)
 
 
 def watch(options: argparse.Namespace) -> None:
-    """Look for ever; a metadata service that does not answer is asked again."""
+    """Poll without end; a metadata service that does not answer is asked again."""
     handled: set[str] = set()
     machine = ""
     while True:
@@ -107,12 +107,12 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--metadata", default=METADATA, help="address of the metadata service")
     parser.add_argument("--node", default=socket.gethostname().split(".")[0], help="this node's name in Slurm")
-    parser.add_argument("--every", type=float, default=2.0, help="seconds between two looks")
-    parser.add_argument("--grace", type=float, default=12.0, help="seconds the jobs have to go by themselves")
+    parser.add_argument("--every", type=float, default=2.0, help="seconds between two requests")
+    parser.add_argument("--grace", type=float, default=12.0, help="seconds in which the jobs can stop by themselves")
     parser.add_argument(
         "--withdraw", choices=("POWER_DOWN_ASAP", "DRAIN"), default="POWER_DOWN_ASAP", help="node state"
     )
-    parser.add_argument("--once", action="store_true", help="leave after the first event")
+    parser.add_argument("--once", action="store_true", help="exit after the first event")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     watch(parser.parse_args(arguments))
 

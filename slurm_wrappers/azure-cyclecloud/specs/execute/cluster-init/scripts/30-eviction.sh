@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Workers: the service that tells running jobs when Azure is about to take this machine.
+# Workers: the service that stops running jobs when Azure is about to evict this machine.
 set -euo pipefail
 files=$CYCLECLOUD_SPEC_PATH/files
 install -d -m 755 /opt/lsdflow

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # MongoDB on the scheduler: `prepare` before mongod starts, `setup` after, both at every boot (the address may be new).
-# Settings come from /etc/lsdflow/mongo.env, written by cluster-init; secrets stand in files on the database's disk.
+# Settings come from /etc/lsdflow/mongo.env, written by cluster-init; secrets are stored in files on the database's disk.
 set -euo pipefail
 
 SECRETS_FOLDER=secrets
@@ -28,7 +28,7 @@ private_address() {
   fail "no private IPv4 address on this machine: MongoDB is not started on a public one"
 }
 
-# version_is_safe V: CVE-2025-14847 (memory read without a password) is mended from these versions on.
+# version_is_safe V: CVE-2025-14847 (memory read without a password) is fixed from these versions on.
 version_is_safe() {
   local least
   case $1 in
