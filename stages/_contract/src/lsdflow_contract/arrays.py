@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from lsdflow_contract.geometry import Vox3
 
+AFFINITY_NEIGHBORHOOD: tuple[Vox3, ...] = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
+
 
 @dataclass(frozen=True)
 class ArraySpec:
@@ -39,8 +41,6 @@ AFFS = ArraySpec("volumes/affs", "uint8", 3, "image")
 FRAGMENTS = ArraySpec("volumes/fragments", "uint64", 0, "labels")
 SEGMENTATION = ArraySpec("volumes/segmentation", "uint64", 0, "labels")
 LSD_ERROR = ArraySpec("volumes/lsd_error", "uint8", 0, "image")
-
-AFFINITY_NEIGHBORHOOD: tuple[Vox3, ...] = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
 
 
 def affinities_to(neighborhood: Sequence[Vox3]) -> ArraySpec:

@@ -15,6 +15,25 @@ from pathlib import Path
 # Set in every image, when it is built.
 REVISION_VARIABLE = "LSDFLOW_REVISION"
 _SECONDS = 10
+# Libraries that compute, read, write or schedule voxels; those of the user interface are left out.
+LIBRARIES = (
+    "connected-components-3d",
+    "daisy",
+    "gunpowder",
+    "h5py",
+    "lsds",
+    "numba",
+    "numcodecs",
+    "numpy",
+    "pymongo",
+    "scikit-image",
+    "scipy",
+    "tensorflow-cpu",
+    "tensorstore",
+    "torch",
+    "waterz",
+    "zarr",
+)
 
 
 def source_revision() -> str:
@@ -41,27 +60,6 @@ def revision_of_clone(clone: Path) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
-
-
-# Libraries that compute, read, write or schedule voxels; those of the user interface are left out.
-LIBRARIES = (
-    "connected-components-3d",
-    "daisy",
-    "gunpowder",
-    "h5py",
-    "lsds",
-    "numba",
-    "numcodecs",
-    "numpy",
-    "pymongo",
-    "scikit-image",
-    "scipy",
-    "tensorflow-cpu",
-    "tensorstore",
-    "torch",
-    "waterz",
-    "zarr",
-)
 
 
 def library_versions() -> dict[str, str]:

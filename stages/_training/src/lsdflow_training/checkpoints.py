@@ -50,6 +50,7 @@ from lsdflow_training.processes.sharding import share_optimizer, shares_of
 from lsdflow_training.step import AveragedWeights
 
 LOG = logging.getLogger("lsdflow.training")
+_NOT_IF_EMPTY = ("scaler", "weights")  # fields of TrainingState that are stored only if they hold something
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,6 @@ class TrainingState:
     description_sha256: str = ""
     scaler: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
-
-
-_NOT_IF_EMPTY = ("scaler", "weights")
 
 
 def state_to_bytes(state: TrainingState) -> bytes:

@@ -15,6 +15,8 @@ from lsdflow_contract.errors import BadData, ConfigError
 from lsdflow_training.settings import Recipe
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+# Used when the weights are not finite although the loss was.
+TOO_LARGE = "the loss was finite, its gradient was too large for these numbers"
 
 
 class StopRequest:
@@ -78,10 +80,6 @@ def does_not_fit(error: BaseException, where: str) -> ConfigError:
         fix='smaller input_shape_vox or num_fmaps; on a GPU precision = "bf16" (before Ampere "fp16") or '
         "checkpoint_activations = true; if it is the memory of the machine: fewer num_workers",
     )
-
-
-# Used when the weights are not finite although the loss was.
-TOO_LARGE = "the loss was finite, its gradient was too large for these numbers"
 
 
 def batches_of(number: int, effective_batch: int) -> range:

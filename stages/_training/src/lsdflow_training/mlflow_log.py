@@ -27,6 +27,20 @@ from lsdflow_training.settings import Recipe
 
 LOG = logging.getLogger("lsdflow.training")
 LOCAL = "local"
+T = TypeVar("T")
+# Points of this many seconds are sent in one request.
+COLLECT_S = 1.0
+# How long the end of a training may wait for MLflow: less than the time that SLURM leaves after its signal.
+CLOSE_S = 10.0
+# Variables that are already set stay.  No jitter: it would use the random numbers of the training.
+SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
+}
 
 
 def checked_uri(uri: str | None) -> str | None:
@@ -87,7 +101,6 @@ def _unusable() -> ConfigError:
     )
 
 
-T = TypeVar("T")
 # Limits of MLflow's servers for one request, and of older servers for the length of a value.
 METRICS_AT_ONCE, PARAMETERS_AT_ONCE, LONGEST_VALUE = 1000, 100, 500
 
@@ -225,21 +238,6 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[begin : begin + size] for begin in range(0, len(items), size))
-
-
-# Points of this many seconds are sent in one request.
-COLLECT_S = 1.0
-# How long the end of a training may wait for MLflow: less than the time that SLURM leaves after its signal.
-CLOSE_S = 10.0
-# Variables that are already set stay.  No jitter: it would use the random numbers of the training.
-SETTINGS = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ALLOW_FILE_STORE": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
-}
 
 
 @dataclass(frozen=True)

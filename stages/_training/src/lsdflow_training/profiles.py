@@ -17,6 +17,9 @@ from lsdflow_contract.checkpoint import Kernels, Kind
 from lsdflow_contract.geometry import Vox3
 from lsdflow_training.settings import Schedule
 
+FLAT: tuple[Vox3, ...] = ((1, 3, 3), (1, 3, 3))
+CUBES: tuple[Vox3, ...] = ((3, 3, 3), (3, 3, 3))
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -86,8 +89,6 @@ TINY = Profile(
     snapshot_every=500,
 )
 
-FLAT: tuple[Vox3, ...] = ((1, 3, 3), (1, 3, 3))
-CUBES: tuple[Vox3, ...] = ((3, 3, 3), (3, 3, 3))
 
 TINY_ANISOTROPIC = dataclasses.replace(
     TINY,

@@ -53,6 +53,7 @@ OUTPUTS: dict[Kind, dict[str, int]] = {
     "mtlsd": {"lsds": 10, "affs": 3},
     "affinities": {"affs": 3},
 }
+BEFORE_THE_DEVICE = ("ignore_ids", "sparse_labels")  # applied to the data that is read, before either data path
 
 
 def resolve_recipe(
@@ -273,9 +274,6 @@ def _schedules(config: TrainingConfig, profile: Profile, kind: Kind) -> Schedule
 
 def _or(given: T | None, otherwise: T) -> T:
     return otherwise if given is None else given
-
-
-BEFORE_THE_DEVICE = ("ignore_ids", "sparse_labels")  # applied to the data that is read, before either data path
 
 
 def checked_data_path(pipeline: DataPath, lsd_engine: str, targets: Any) -> DataPath:

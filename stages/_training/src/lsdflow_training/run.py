@@ -36,6 +36,7 @@ from lsdflow_training.resolve import resolve_recipe
 from lsdflow_training.settings import Recipe, training_parameters
 
 LOG = logging.getLogger("lsdflow.training")
+PATCHES_PER_STEP = "patches_per_step"  # key in the facts of the manifest
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,6 @@ class Prepared:
     def folder(self) -> Path:
         """The folder in the results that the training writes to; named by its key."""
         return training_folder(self.experiment.layout, self.recipe.stage, self.key)
-
-
-PATCHES_PER_STEP = "patches_per_step"
 
 
 def prepare_training(

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("lsdflow.training")
 # The network to check settings with if the LSD network before it is not trained.
 WITHOUT_LSDS: Kind = "affinities"
+# Key in the inputs of the manifest: sha256 of the checkpoint's files.
+IMPORTED_CHECKPOINT = "imported_checkpoint"
 
 
 class TrainStage(Stage):
@@ -120,10 +122,6 @@ class TrainStage(Stage):
 
     def _nothing_to_do(self, experiment: Experiment) -> str | None:
         return self.not_needed(experiment) or imported(experiment, self.name)
-
-
-# Key in the inputs of the manifest: sha256 of the checkpoint's files.
-IMPORTED_CHECKPOINT = "imported_checkpoint"
 
 
 def imported(experiment: Experiment, stage: str) -> str | None:

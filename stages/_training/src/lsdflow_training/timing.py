@@ -26,6 +26,11 @@ from lsdflow_contract.files import TEMPORARY_SUFFIX, storage_errors, write_atomi
 from lsdflow_training.curves import Curves
 
 LOG = logging.getLogger("lsdflow.training")
+FIRST_STEPS = 100  # after which waiting may be warned about
+TOO_MUCH = 0.1  # share of the time spent waiting for data at which a warning is logged
+# The first steps of a run allocate memory and choose kernels, so they are not representative.
+WARM_UP_STEPS = 2
+ROWS = 15  # of the logged table of a profile
 
 
 class NodeTimes:
@@ -46,10 +51,6 @@ class NodeTimes:
         rows = sorted(self.seconds.items(), key=lambda item: -item[1])
         per_batch = max(self.batches, 1)
         return "\n".join(f"{node:<24}{method:<10}{1e3 * s / per_batch:9.1f} ms" for (node, method), s in rows)
-
-
-FIRST_STEPS = 100
-TOO_MUCH = 0.1
 
 
 class DataWait:
@@ -97,11 +98,6 @@ class DataWait:
         if share is not None:
             curves.add_data_wait(iteration, share)
             LOG.info("%.1f %% of the time waiting for patches", 100 * share)
-
-
-# The first steps of a run allocate memory and choose kernels, so they are not representative.
-WARM_UP_STEPS = 2
-ROWS = 15
 
 
 @contextmanager

@@ -38,6 +38,10 @@ from lsdflow_training.settings import Recipe, Steering
 from lsdflow_training.step import TrainingPrecision, forward_loss
 
 LOG = logging.getLogger("lsdflow.training")
+Verdict = Literal["continue", "plateau", "overfit"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+SETTLED_ITERATIONS = 500  # a high validation loss is plausible before this iteration
+CLOSE_TO_CONSTANT = 0.95  # times the loss of the best constant answer: not plausible from here on
 
 
 def patch_begins(slab: Box, output_vox: Vox3, count: int) -> list[Vox3]:
@@ -129,10 +133,6 @@ def _losses(
     return losses
 
 
-Verdict = Literal["continue", "plateau", "overfit"]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-
-
 def verdict(validations: Mapping[int, float], losses: Mapping[int, float], rules: Steering) -> Verdict:
     """Whether a training should end, judged from its curves so far (iteration -> loss).
 
@@ -156,10 +156,6 @@ def _falls(losses: Mapping[int, float], since: int, patience: int) -> bool:
     recent = [loss for iteration, loss in losses.items() if iteration > since]
     before = [loss for iteration, loss in losses.items() if since - patience < iteration <= since]
     return bool(recent and before) and fmean(recent) < fmean(before)
-
-
-SETTLED_ITERATIONS = 500
-CLOSE_TO_CONSTANT = 0.95
 
 
 def constant_answer_loss(patches: Sequence[Patch]) -> float:

@@ -17,6 +17,7 @@ from __future__ import annotations
 QUANTILES = (10, 25, 50, 75, 90)
 QUEUE_BINS = 256
 HISTOGRAM_BINS = 256
+MEDIAN = "median"
 
 
 def _table() -> dict[str, str]:
@@ -31,5 +32,4 @@ def _table() -> dict[str, str]:
 
 
 WATERZ_NAMES = _table()
-MEDIAN = "median"
 MERGE_FUNCTIONS = (*WATERZ_NAMES, MEDIAN)

@@ -22,6 +22,7 @@ from typing import Any
 SPEED_BYTES = 32 * 2**20
 PIECE_BYTES = 2**20
 MOUNTS = Path("/proc/self/mountinfo")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def tried_out(folder: Path) -> dict[str, Any]:
@@ -147,8 +148,6 @@ def main() -> None:
     """Test the folder of the command line; print JSON to stdout."""
     sys.stdout.write(json.dumps(tried_out(Path(sys.argv[1]).resolve())))
 
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 if __name__ == "__main__":
     main()

@@ -16,13 +16,6 @@ _PIN = re.compile(
     r"(?::(?P<version>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-
-
-def key_of(stage: str) -> str:
-    """Return the stage's key in images.env: TRAIN_LSD_IMAGE for train-lsd."""
-    return stage.upper().replace("-", "_") + "_IMAGE"
-
-
 # Their images have a CPU and a CUDA variant, which is part of the version: 0.1.0-cpu, 0.1.0-cuda.
 TORCH_STAGES = ("train-lsd", "train-acrlsd", "predict")
 _MAKE_OPTIONS = {
@@ -31,6 +24,13 @@ _MAKE_OPTIONS = {
     "-cpu": " TORCH=cpu",
     "-cuda": " TORCH=cuda",
 }
+
+
+def key_of(stage: str) -> str:
+    """Return the stage's key in images.env: TRAIN_LSD_IMAGE for train-lsd."""
+    return stage.upper().replace("-", "_") + "_IMAGE"
+
+
 # The database is not a stage, but compose starts it and needs a pin for it.
 KEYS = (*map(key_of, STAGES), "MONGO_IMAGE")
 

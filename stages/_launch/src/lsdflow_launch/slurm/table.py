@@ -33,6 +33,23 @@ Gres = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:,-]*$")]
 SbatchOption = Annotated[str, StringConstraints(pattern=r"^--[a-z][a-z-]*(=[A-Za-z0-9_.,:@/+&|*\[\]-]*)?$")]
 Modules = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+/ -]*$")]
 SafePath = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f'\"\\$`:,;]+$")]
+# cpus, mem, time by profile: for a coordinator, a worker, and any other job.
+_DEFAULTS: dict[str, dict[str, tuple[int, str, str]]] = {
+    "tiny": {
+        "coordinator": (1, "1G", "4:00:00"),
+        "worker": (1, "2G", "4:00:00"),
+        "verify": (1, "1G", "1:00:00"),
+        "run": (2, "6G", "4:00:00"),
+    },
+    "standard": {
+        "coordinator": (2, "16G", "7-00:00:00"),
+        "worker": (1, "16G", "1-00:00:00"),
+        "verify": (1, "8G", "12:00:00"),
+        "run": (4, "32G", "2-00:00:00"),
+    },
+}
+_DEFAULTS |= {"snemi3d": _DEFAULTS["standard"], "tiny-anisotropic": _DEFAULTS["tiny"]}
+_WORKERS = {"tiny": 2, "tiny-anisotropic": 2, "standard": 8, "snemi3d": 8}
 
 
 class JobTable(StrictModel):
@@ -118,25 +135,6 @@ class ClusterTable(StrictModel):
                 msg = f"{option} is set by the wrappers"
                 raise ValueError(msg)
         return self
-
-
-# cpus, mem, time by profile: for a coordinator, a worker, and any other job.
-_DEFAULTS: dict[str, dict[str, tuple[int, str, str]]] = {
-    "tiny": {
-        "coordinator": (1, "1G", "4:00:00"),
-        "worker": (1, "2G", "4:00:00"),
-        "verify": (1, "1G", "1:00:00"),
-        "run": (2, "6G", "4:00:00"),
-    },
-    "standard": {
-        "coordinator": (2, "16G", "7-00:00:00"),
-        "worker": (1, "16G", "1-00:00:00"),
-        "verify": (1, "8G", "12:00:00"),
-        "run": (4, "32G", "2-00:00:00"),
-    },
-}
-_DEFAULTS |= {"snemi3d": _DEFAULTS["standard"], "tiny-anisotropic": _DEFAULTS["tiny"]}
-_WORKERS = {"tiny": 2, "tiny-anisotropic": 2, "standard": 8, "snemi3d": 8}
 
 
 def cluster_of(experiment: Experiment) -> ClusterTable:

@@ -20,6 +20,7 @@ from lsdflow_runtime.formats.folders import first_folders, folder_of
 from lsdflow_runtime.formats.source import SourceVolume
 
 ROI_JSON_KEYS = ("container", "offset", "size")
+FOLDERS_SEARCHED = 100
 
 
 def is_roi_json(path: Path) -> bool:
@@ -41,7 +42,6 @@ FOLDER_FORMATS: dict[str, Callable[[Path], bool]] = {
     "precomputed": precomputed.is_precomputed,
     "tiff": tiff.is_tiff_folder,
 }
-FOLDERS_SEARCHED = 100
 TREES: dict[str, tuple[Callable[[Path], bool], Callable[[Path, str], SourceVolume]]] = {
     "zarr": (zarr_array.is_image, zarr_array.open_zarr),
     "n5": (n5.is_image, n5.open_n5),

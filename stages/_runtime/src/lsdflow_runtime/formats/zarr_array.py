@@ -42,6 +42,8 @@ DEFAULT_AXES = "tczyx"
 PIECE_BYTES = 2**20
 # A filter may turn one byte into eight, and checksums and headers add some bytes.
 MOST_BYTES_OF_ONE, MOST_BYTES_ADDED = 8, 2**16
+# Bytes of the header that contain the unpacked size.
+HEADERS = {"blosc": (4, 8), "lz4": (0, 4)}
 
 
 def is_zarr(folder: Path) -> bool:
@@ -171,8 +173,6 @@ def _zlib_pieces(content: bytes) -> Iterator[bytes]:
         content = unpacker.unconsumed_tail
 
 
-# Bytes of the header that contain the unpacked size.
-HEADERS = {"blosc": (4, 8), "lz4": (0, 4)}
 # Functions that unpack a chunk without such a header in steps.
 PIECES: dict[str, Callable[[bytes], Iterator[bytes]]] = {
     "zstd": lambda content: _pieces_of(pa.CompressedInputStream(pa.BufferReader(content), "zstd")),

@@ -22,6 +22,8 @@ from lsdflow_contract.geometry import Box, Vox3
 
 Field = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.float32]
+ARTIFACT_EDGE = 0.25  # width of the soft edge, as a fraction of the artefact's radius
+ARTIFACT_RADIUS = (0.125, 0.5)  # range, as a fraction of the section's edges
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,6 @@ Step = Warp | Turn
 Raw = npt.NDArray[np.float32]
 Alpha = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.floating]
-ARTIFACT_EDGE = 0.25  # width of the soft edge, as a fraction of the artefact's radius
-ARTIFACT_RADIUS = (0.125, 0.5)  # range, as a fraction of the section's edges
 
 
 class Damage(IntEnum):

@@ -33,6 +33,7 @@ from lsdflow_training.augmentation.description import (
 )
 
 Volumes = dict[str, Tensor]
+BLUR_REACH = 3.0  # sigmas, as in cpu.py
 
 
 def apply_step(step: Step, volumes: Volumes) -> Volumes:
@@ -88,9 +89,6 @@ def _cut(field: Tensor, region: Region) -> Tensor:
     part = field[(slice(None), *region.target.slices())]
     begin = torch.tensor(region.source_begin_vox, dtype=part.dtype).to(part.device, non_blocking=True)
     return part - begin[:, None, None, None]
-
-
-BLUR_REACH = 3.0  # sigmas, as in cpu.py
 
 
 def changed(raw: Tensor, change: Change) -> Tensor:

@@ -31,6 +31,8 @@ from lsdflow_network.out_of_memory import is_out_of_memory
 from lsdflow_training.failures import does_not_fit
 from lsdflow_training.timing import NodeTimes
 
+POLL_SECONDS = 1.0  # after which a silent worker process is checked
+
 
 def batch_seed(seed: int, number: int) -> int:
     """Seed of batch `number` (32 bit); independent between the batches of a training and between seeds."""
@@ -135,7 +137,6 @@ def _numbered(
         yield batch
 
 
-POLL_SECONDS = 1.0
 Make = Callable[[int], gp.Batch]
 
 

@@ -33,6 +33,7 @@ from lsdflow_training.targets.torch_targets import make_targets
 
 IDLE = (ApplyBackground, GrowBoundary, gp.IntensityScaleShift)
 ADDING = (AddLsdTargets, TrainedVoxels, gp.AddAffinities, gp.BalanceLabels)
+GREATEST = {"uint8": 255, "uint16": 256 * 256 - 1, "float32": 1}  # raw value that counts as 1
 
 
 @dataclass(frozen=True)
@@ -210,9 +211,6 @@ def _nothing(spec: gp.ArraySpec) -> npt.NDArray[Any]:
 def _box(roi: gp.Roi) -> Box:
     (z, y, x), (depth, height, width) = (int(n) for n in roi.begin), (int(n) for n in roi.shape)
     return Box((z, y, x), (depth, height, width))
-
-
-GREATEST = {"uint8": 255, "uint16": 256 * 256 - 1, "float32": 1}
 
 
 @torch.no_grad()

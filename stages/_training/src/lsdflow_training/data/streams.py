@@ -37,6 +37,9 @@ from lsdflow_training.data.volumes import Source
 from lsdflow_training.settings import Recipe
 from lsdflow_training.timing import NodeTimes
 
+ALIGNMENT = 64  # bytes, of arrays in shared memory
+PATCHES_AHEAD = 2
+
 
 @dataclass(frozen=True)
 class BatchNumbers:
@@ -76,9 +79,6 @@ def next_batches(batches: Iterator[gp.Batch], count: int, stop: bool) -> list[gp
         if stop:
             return []
         raise
-
-
-ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,6 @@ class SharedSlots:
         return flat.reshape(placed.shape)
 
 
-PATCHES_AHEAD = 2
 Places = dict[str, Placed]
 
 

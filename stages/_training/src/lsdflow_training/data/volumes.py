@@ -26,6 +26,8 @@ from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.trained_places import has_place
 from lsdflow_training.settings import Recipe
 
+_TRAINING = "training/"  # prefix of training volumes in the facts of prepare
+
 
 @dataclass(frozen=True)
 class TrainingVolume:
@@ -103,9 +105,6 @@ def _box_on(raw: Geometry, other: Geometry, where: Path) -> Box:
     if not raw.box.contains(box):
         raise BadData("the array lies outside the raw data", where=where, wanted=f"within {raw.box}", found=str(box))
     return box
-
-
-_TRAINING = "training/"
 
 
 def prepared_probabilities(prepared: Manifest) -> dict[str, float]:

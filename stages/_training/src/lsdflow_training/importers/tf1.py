@@ -34,6 +34,13 @@ from lsdflow_training.importers.unet import Convolution, ForeignUNet
 _OTHER_ACTIVATIONS = {"Elu", "Selu", "LeakyRelu", "Relu6", "Tanh", "Softplus", "Softsign"}
 _OTHER_POOLING = {"AvgPool3D", "AvgPool", "MaxPool"}
 _CONVOLUTIONS = {"Conv3D", "Conv3DBackpropInputV2"}
+_OPTIMIZER = re.compile(r"(^|/)(Adam(_\d+)?|Momentum|RMSProp(_\d+)?|beta[12]_power(_\d+)?|global_step)$")
+_COUNTER = "gunpowder/iteration"
+_PASS = re.compile(r"^unet_layer_(\d+)_(left|right)_(\d+)$")
+_UP = re.compile(r"^unet_up_(\d+)_to_(\d+)$")
+_CONSTANT = re.compile(r"^unet_up_(\d+)_to_(\d+)_kernel_variables$")
+_HEAD = re.compile(r"^(.+)_0$")
+_DECODER = re.compile(r"decoder_(\d+)_layer_\d+/")
 
 
 @dataclass(frozen=True)
@@ -69,13 +76,6 @@ def require_our_graph(nodes: Iterable[GraphNode], unet: UNetSpec, where: object)
         )
 
 
-_OPTIMIZER = re.compile(r"(^|/)(Adam(_\d+)?|Momentum|RMSProp(_\d+)?|beta[12]_power(_\d+)?|global_step)$")
-_COUNTER = "gunpowder/iteration"
-_PASS = re.compile(r"^unet_layer_(\d+)_(left|right)_(\d+)$")
-_UP = re.compile(r"^unet_up_(\d+)_to_(\d+)$")
-_CONSTANT = re.compile(r"^unet_up_(\d+)_to_(\d+)_kernel_variables$")
-_HEAD = re.compile(r"^(.+)_0$")
-_DECODER = re.compile(r"decoder_(\d+)_layer_\d+/")
 Variables = Mapping[str, NDArray[Any]]
 
 

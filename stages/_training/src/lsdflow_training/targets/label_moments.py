@@ -38,6 +38,11 @@ from lsdflow_training.compiled import compiled
 Labels = npt.NDArray[np.uint64]
 Runs = npt.NDArray[np.int32]  # (n, 4): z, y, first x, one after the last x
 Owned = npt.NDArray[np.int32]  # (n, 5): the same, and the index of the label
+TILE = 16  # voxels along x
+FIRST = 3 * TILE  # floats in a row after step 1
+SECOND = 6 * TILE  # after step 2
+THIRD = 10 * TILE  # after step 3
+UNROLL = 4  # rows at a time
 
 
 class GroupedRuns(NamedTuple):
@@ -153,12 +158,6 @@ def _grouped(found: Owned, count: int, labels: int) -> GroupedRuns:
             runs[to, k] = found[i, k]
     return GroupedRuns(runs, starts)
 
-
-TILE = 16
-FIRST = 3 * TILE  # floats in a row after step 1
-SECOND = 6 * TILE  # after step 2
-THIRD = 10 * TILE  # after step 3
-UNROLL = 4
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]

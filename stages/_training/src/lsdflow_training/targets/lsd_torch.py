@@ -38,6 +38,10 @@ from lsdflow_training.targets.lsd_cpu import FLAT_NM2, ROUNDING_SHARE
 
 SMALLEST_TILE = 8
 TILE_PER_RADIUS = 0.75  # fastest for labels of FIB-25; 0.5 to 1 is nearly as fast
+ORDERS = tuple(o for o in itertools.product(range(3), repeat=3) if sum(o) <= 2)  # powers of z, y, x in the ten sums
+CPU_BYTES, GPU_BYTES = 2**26, 2**30  # for the labels that are processed together, unless the caller gives a limit
+PLACE_BYTES = 4 * 8  # per voxel of the label: pair, z, y, x
+NUMBERS = 60  # per voxel of the label during step 4, in addition to three places
 
 
 class Tiling(NamedTuple):
@@ -137,12 +141,6 @@ def _boxes(index: Tensor, size: Vox3, apart: Vox3) -> Tensor:
 def _three(values: list[int]) -> Vox3:
     z, y, x = values
     return z, y, x
-
-
-ORDERS = tuple(o for o in itertools.product(range(3), repeat=3) if sum(o) <= 2)  # powers of z, y, x in the ten sums
-CPU_BYTES, GPU_BYTES = 2**26, 2**30
-PLACE_BYTES = 4 * 8  # per voxel of the label: pair, z, y, x
-NUMBERS = 60  # per voxel of the label during step 4, in addition to three places
 
 
 class _Grid(NamedTuple):

@@ -40,6 +40,8 @@ _KNOWN: dict[str, tuple[str, str, str, Kind]] = {
 LAYERS = tuple(_KNOWN)
 # Layers that are exported by default. Network outputs are not: ten times the size of the raw data, and rarely viewed.
 USUAL = ("raw", "fragments", "segmentation", "truth")
+# The last level fits on a screen, because viewers begin with it.
+COARSEST_EDGE_VOX = 64
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,6 @@ def _is_there(experiment: Experiment, name: str) -> bool:
     except MissingInput:
         return False
     return True
-
-
-# The last level fits on a screen, because viewers begin with it.
-COARSEST_EDGE_VOX = 64
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,11 @@ SEARCH_BLOCK_VOX = 1 << 26
 # Tables of so many blocks are kept before they are merged into one.
 _MERGED_AT_ONCE = 64
 _Integer = TypeVar("_Integer", np.int64, np.uint64)
+# Rows that are merged at a time: 64 bytes each, in several copies.
+ROWS_AT_ONCE = 1 << 22
+# Every so many-th id of a file is read to divide the ids into ranges.
+_SAMPLED = 64
+_COLUMNS = 8
 
 
 @dataclass(frozen=True)
@@ -130,13 +135,6 @@ def _copy(values: npt.NDArray[_Integer]) -> npt.NDArray[_Integer]:
 def _vox3(values: npt.NDArray[np.int64]) -> Vox3:
     z, y, x = (int(v) for v in values)
     return z, y, x
-
-
-# Rows that are merged at a time: 64 bytes each, in several copies.
-ROWS_AT_ONCE = 1 << 22
-# Every so many-th id of a file is read to divide the ids into ranges.
-_SAMPLED = 64
-_COLUMNS = 8
 
 
 def write_table(path: Path, table: SegmentTable) -> None:

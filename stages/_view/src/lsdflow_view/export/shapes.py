@@ -43,6 +43,15 @@ MESH_BYTES_PER_VOXEL = 24
 SKELETON_BYTES_PER_VOXEL = 64
 # The only attribute of skeleton nodes, as precomputed describes it: distance to the surface in nm.
 RADIUS = {"id": "radius", "data_type": "float32", "num_components": 1}
+_BYTES_PER_VOXEL = {"mesh": MESH_BYTES_PER_VOXEL, "skeletons": SKELETON_BYTES_PER_VOXEL}
+_INFO: dict[str, dict[str, Any]] = {
+    "mesh": {"@type": "neuroglancer_legacy_mesh"},
+    "skeletons": {
+        "@type": "neuroglancer_skeletons",
+        "transform": [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0],
+        "vertex_attributes": [RADIUS],
+    },
+}
 
 
 def mesh_of(mask: npt.NDArray[np.bool_], begin_vox: Vox3, voxel_size_nm: Nm3, error_nm: float, segment: int) -> Mesh:
@@ -99,9 +108,6 @@ def fitting_workers(wanted: int, each_bytes: int, free_bytes: int, what: str) ->
         one, free = each_bytes / 2**30, free_bytes / 2**30
         LOG.info("%s: %d of %d workers: one may need %.1f GiB, %.1f GiB are free", what, fitting, wanted, one, free)
     return fitting
-
-
-_BYTES_PER_VOXEL = {"mesh": MESH_BYTES_PER_VOXEL, "skeletons": SKELETON_BYTES_PER_VOXEL}
 
 
 @dataclass(frozen=True)
@@ -298,13 +304,3 @@ def segment_properties(table: SegmentTable) -> dict[str, Any]:
 
 def _put(content: bytes, file: BinaryIO) -> None:
     file.write(content)
-
-
-_INFO: dict[str, dict[str, Any]] = {
-    "mesh": {"@type": "neuroglancer_legacy_mesh"},
-    "skeletons": {
-        "@type": "neuroglancer_skeletons",
-        "transform": [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0],
-        "vertex_attributes": [RADIUS],
-    },
-}

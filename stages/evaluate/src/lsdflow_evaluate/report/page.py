@@ -32,6 +32,8 @@ from lsdflow_evaluate.report.figures import MapPicture, map_pictures, timeline
 from lsdflow_evaluate.report.neurites import Scene, scene_of
 from lsdflow_evaluate.report.words import findings, methods, missing_parts, score_values
 
+LOG = logging.getLogger("lsdflow.evaluate")
+
 
 @dataclass(frozen=True)
 class _Drawn:
@@ -42,9 +44,6 @@ class _Drawn:
     charts: Charts
     maps: dict[str, tuple[MapPicture, ...]]
     trained: dict[str, content.TrainingView]
-
-
-LOG = logging.getLogger("lsdflow.evaluate")
 
 
 def write_pages(folder: Path, data: ReportData) -> None:
