@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Folder of the real volumes, which lies beside the checkout and is never part of it."""
+    """Folder of the real volumes, which is beside the checkout and is never part of it."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip("real volumes (../shared/data) are not on this machine")

@@ -58,7 +58,7 @@ def metadata() -> Iterator[Metadata]:
 
 @pytest.fixture
 def slurm(commands: Path, tmp_path: Path) -> Path:
-    """Stand-ins: squeue tells of the jobs in `jobs`, scancel and scontrol write their words into `asked`."""
+    """Fake commands: squeue lists the jobs in `jobs`, scancel and scontrol log their arguments in `asked`."""
     asked, jobs = tmp_path / "asked", tmp_path / "jobs"
     asked.touch()
     for name, rest in (
@@ -82,13 +82,13 @@ def _watcher(azure: Path, metadata: Metadata, commands: Path, *options: str) -> 
 
 def _watch(azure: Path, metadata: Metadata, commands: Path, *options: str) -> str:
     with _watcher(azure, metadata, commands, *options) as watcher:
-        told = watcher.communicate(timeout=600)[1]
-    assert watcher.returncode == 0, told
-    return told
+        log = watcher.communicate(timeout=600)[1]
+    assert watcher.returncode == 0, log
+    return log
 
 
 def _watch_for(asks: int, azure: Path, metadata: Metadata, commands: Path) -> None:
-    """Let it ask for events so many times; it goes on until it is killed."""
+    """Let it ask for events so many times; it runs until it is killed."""
     with _watcher(azure, metadata, commands) as watcher:
         while metadata.asked < asks:
             assert watcher.poll() is None
@@ -100,7 +100,7 @@ def _event(kind: str, *machines: str, number: str = "E1") -> dict:
     return {"EventId": number, "EventType": kind, "ResourceType": "VirtualMachine", "Resources": list(machines)}
 
 
-def test_jobs_of_an_evicted_node_are_told_and_the_node_is_taken_out(
+def test_jobs_of_an_evicted_node_are_signalled_and_the_node_is_taken_out(
     azure: Path, metadata: Metadata, commands: Path, slurm: Path
 ) -> None:
     (slurm / "jobs").write_text("41\n42_7\n")

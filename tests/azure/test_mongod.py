@@ -104,7 +104,7 @@ def test_the_lab_reads_and_writes_durably_and_administers_nothing(scheduler: Sch
         assert _refused(lambda: lab.admin.command("shutdown"))
 
 
-def test_secrets_are_readable_by_their_owner_only_and_stand_nowhere_else(scheduler: Scheduler) -> None:
+def test_secrets_are_readable_by_their_owner_only_and_are_nowhere_else(scheduler: Scheduler) -> None:
     for file in (*scheduler.secrets.iterdir(), scheduler.uri_file):
         assert file.stat().st_mode & 0o777 == 0o600, file
     for folder in (scheduler.secrets, scheduler.uri_file.parent):
@@ -139,7 +139,7 @@ def test_a_second_boot_changes_nothing_and_a_new_address_is_followed(scheduler: 
         assert lab["experiment"]["nodes"].find_one({"_id": 7}) == {"_id": 7}
 
 
-def test_a_lost_admin_password_is_told_not_worked_around(scheduler: Scheduler) -> None:
+def test_a_lost_admin_password_is_reported_not_worked_around(scheduler: Scheduler) -> None:
     admin = scheduler.secrets / "admin"
     kept = admin.read_text()
     try:
@@ -152,7 +152,7 @@ def test_a_lost_admin_password_is_told_not_worked_around(scheduler: Scheduler) -
     assert kept.strip() not in done.stderr
 
 
-def test_the_smoke_tests_check_tells_a_guarded_server_from_an_open_one(
+def test_the_smoke_tests_check_distinguishes_a_guarded_server_from_an_open_one(
     azure: Path, scheduler: Scheduler, mongod_for_tests: ModuleType, tmp_path: Path
 ) -> None:
     def check(uri_file: Path) -> subprocess.CompletedProcess[str]:

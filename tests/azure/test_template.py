@@ -94,11 +94,11 @@ def test_every_node_runs_the_specs_that_exist_at_the_projects_version(
     version = re.search(r"^version = (.+)$", project, re.MULTILINE).group(1)
     specs = {p.name for p in (azure / "specs").iterdir()}
     for name, values in nodes.items():
-        ours = {
+        own = {
             k.removeprefix("cluster-init lsdflow:").rstrip(":") for k in values if k.startswith("cluster-init lsdflow")
         }
-        assert ours == {f"default:{version}", f"{'scheduler' if name == 'scheduler' else 'execute'}:{version}"}
-        assert {o.split(":")[0] for o in ours} <= specs
+        assert own == {f"default:{version}", f"{'scheduler' if name == 'scheduler' else 'execute'}:{version}"}
+        assert {o.split(":")[0] for o in own} <= specs
 
 
 def test_the_database_is_on_the_scheduler_alone_on_a_disk_that_stays(nodes: dict[str, dict[str, str]]) -> None:

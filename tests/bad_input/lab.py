@@ -132,7 +132,7 @@ def write_source(folder: Path, values: NDArray[Any], **attributes: Any) -> None:
 
 
 def edit_json(path: Path, **changes: Any) -> None:
-    """Change keys of a JSON file, as a program of ours would write it; None takes one away."""
+    """Change keys of a JSON file, as lsdflow would write it; None removes one."""
     content = json.loads(path.read_text())
     changed = {key: value for key, value in (content | changes).items() if value is not None}
     if changed.get("facts", {}).pop(SEAL, None):  # a manifest

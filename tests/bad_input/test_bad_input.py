@@ -1,4 +1,4 @@
-"""The bad-input matrix: a mistake is found before work starts, told with file, field and fix, and nothing is written.
+"""The bad-input matrix: a mistake is reported before work starts, with file, field and fix, and nothing is written.
 
 The experiments are real small ones, made by the stages themselves. `docs/bad_input.md` is written from the same cases.
 """
@@ -69,10 +69,10 @@ def test_what_cannot_be_checked_yet_is_listed_by_the_stage_that_it_needs(laborat
     folder = str(lab.toml.parent)
     text = ask(["lsdflow", "validate", folder], lab.root, training=False).text
     assert "not checked before prepare: grey values, ids and masks of all voxels" in text
-    told = json.loads(ask(["lsdflow", "validate", folder, "--json"], lab.root, training=False).text)["not_checked"]
-    assert list(told) == ["prepare", "train-lsd", "train-acrlsd", "agglomerate"]
-    assert "predict.mask" in told["prepare"]
-    assert "predict.checkpoint" in told["train-acrlsd"]
+    answer = json.loads(ask(["lsdflow", "validate", folder, "--json"], lab.root, training=False).text)["not_checked"]
+    assert list(answer) == ["prepare", "train-lsd", "train-acrlsd", "agglomerate"]
+    assert "predict.mask" in answer["prepare"]
+    assert "predict.checkpoint" in answer["train-acrlsd"]
     done = laboratory.lab("segment")
     left = ask(["lsdflow", "validate", str(done.toml.parent), "--json"], done.root, training=False)
     assert json.loads(left.text)["not_checked"] == {}
@@ -82,10 +82,10 @@ def test_settings_and_unreadable_volumes_are_reported_together(laboratory: Labor
     lab = laboratory.lab()
     lab.set_training(raw_dataset="volumes/row")
     lab.set("watershed", block_shape="100 nm")
-    told = json.loads(ask(["lsdflow", "validate", str(lab.toml.parent), "--json"], lab.root, training=False).text)
-    assert "volumes/row" in json.dumps(told["prepare"])
-    assert "watershed.block_shape" in told["watershed"][0]["what"], "the target could be opened"
-    assert told["not_checked"]["prepare"][0].endswith("volumes that cannot be opened")
+    answer = json.loads(ask(["lsdflow", "validate", str(lab.toml.parent), "--json"], lab.root, training=False).text)
+    assert "volumes/row" in json.dumps(answer["prepare"])
+    assert "watershed.block_shape" in answer["watershed"][0]["what"], "the target could be opened"
+    assert answer["not_checked"]["prepare"][0].endswith("volumes that cannot be opened")
 
 
 def test_five_problems_of_an_experiment_are_listed_at_once(laboratory: Laboratory) -> None:
@@ -107,8 +107,8 @@ def test_five_problems_of_an_experiment_are_listed_at_once(laboratory: Laborator
         "segment.thresholds_step",
     )
     assert [word for word in wanted if word not in answer.text] == []
-    told = ask(["lsdflow", "validate", str(lab.toml.parent), "--json"], lab.root, training=False)
-    found = json.loads(told.text.split("\n")[0])
+    answer = ask(["lsdflow", "validate", str(lab.toml.parent), "--json"], lab.root, training=False)
+    found = json.loads(answer.text.split("\n")[0])
     assert list(found.pop("not_checked")) == ["train-lsd", "train-acrlsd", "agglomerate"], "prepare has finished"
     problems = [problem for listed in found.values() for problem in listed]
     assert {problem["exit_code"] for problem in problems} == {65, 66, 78}

@@ -65,7 +65,7 @@ READERS = {
     "segment": ("evaluate",),
     "evaluate": (),
 }
-# What people read, and what runs tell of themselves: no later stage reads it as data.
+# What people read, and what runs record of themselves: no later stage reads it as data.
 FOR_PEOPLE = ("runs/", "metrics/", "experiment.toml", "store/blocks/.lock")
 # Group metadata are for other programs: no stage reads them, and the next run writes them again.
 GROUPS = (".zgroup",)
@@ -224,9 +224,9 @@ class Chain:
             following = following or code_of(lambda reader=reader: finish(experiment, reader))
         if kind.stage == "evaluate":
             undamaged = Lab(self.after["evaluate"]).experiment()
-            _, told = present_result(experiment.layout, experiment.table("evaluate", EvaluateConfig))
+            _, present = present_result(experiment.layout, experiment.table("evaluate", EvaluateConfig))
             _, wanted = present_result(undamaged.layout, undamaged.table("evaluate", EvaluateConfig))
-            same = told in ({}, wanted)
+            same = present in ({}, wanted)
             return Answer(verifying, 0, same)
         same = bool(following) or results(experiment, readers) == self.expected[kind.stage]
         return Answer(verifying, following, same)
@@ -249,8 +249,10 @@ def test_one_flipped_bit_is_reported_or_changes_no_result(chain: Chain) -> None:
     table: dict[tuple[str, str], Counter[str]] = {}
     for kind in flips(chain.kinds(), chance):
         where, answer = chain.flipped(kind, chance)
-        told = "silent" if not answer.same else f"{answer.verify}/{answer.following}" if answer.is_reported else "same"
-        table.setdefault((kind.stage, kind.name), Counter())[told] += 1
+        outcome = (
+            "silent" if not answer.same else f"{answer.verify}/{answer.following}" if answer.is_reported else "same"
+        )
+        table.setdefault((kind.stage, kind.name), Counter())[outcome] += 1
         if not answer.same or 70 in (answer.verify, answer.following):
             wrong.append(f"{kind.stage} {kind.name}: {where}: {answer}")
     for (stage, name), counts in sorted(table.items()):

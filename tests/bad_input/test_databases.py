@@ -21,10 +21,10 @@ def test_a_database_that_another_experiment_uses_is_refused_naming_it(laboratory
     first, second = (_with_database(laboratory, uri) for _ in range(2))
     made = ask(["watershed", "run", "--experiment", str(first.toml)], first.root)
     assert made.exit_code == 0, made.text
-    told = ask(["lsdflow", "validate", str(second.toml.parent)], second.root)
-    assert (told.exit_code, told.changed) == (73, ()), told.text
+    answer = ask(["lsdflow", "validate", str(second.toml.parent)], second.root)
+    assert (answer.exit_code, answer.changed) == (73, ()), answer.text
     refused = ask(["watershed", "run", "--experiment", str(second.toml)], second.root)
     assert (refused.exit_code, results_changed(refused)) == (73, []), refused.text
-    for text in (told.text, refused.text):
+    for text in (answer.text, refused.text):
         assert [w for w in (DATABASE, "another experiment", "choose another database") if w not in text] == [], text
     assert ask(["watershed", "verify", "--experiment", str(first.toml)], first.root).exit_code == 0

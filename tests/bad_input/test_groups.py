@@ -24,7 +24,7 @@ FORMATTED = ("predict", "watershed", "segment")
 
 
 def arrays_below(root: Path) -> list[Path]:
-    """Folders of arrays, as they lie on disk."""
+    """Folders of arrays, as stored on disk."""
     found = {path.parent for path in root.rglob(".zarray")}
     return sorted(found | {p.parent for p in root.rglob("zarr.json") if '"node_type": "array"' in p.read_text()})
 

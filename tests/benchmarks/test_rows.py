@@ -67,19 +67,19 @@ def folder(benchmarks: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_both_sides_of_every_row_agree(benchmarks: Any, folder: Path) -> None:
-    told = {}
+    agreement = {}
     here = [row for row in benchmarks["rows"].ROWS if row.key not in ELSEWHERE and benchmarks["rows"].measurable(row)]
     for row in here:
         sides = (
             getattr(benchmarks["own"], row.own),
             getattr(benchmarks[row.peer_script.removesuffix(".py")], row.peer),
         )
-        told[row.key] = row.agree(*(np.asarray(side(folder / row.crop)()) for side in sides))
+        agreement[row.key] = row.agree(*(np.asarray(side(folder / row.crop)()) for side in sides))
     bf16 = benchmarks["rows"].measurable(next(r for r in benchmarks["rows"].ROWS if r.key == "predict-bf16"))
-    assert len(told) == len(benchmarks["rows"].ROWS) - len(ELSEWHERE) - (not bf16)
-    assert told["fragments-published"] == "same partition"
+    assert len(agreement) == len(benchmarks["rows"].ROWS) - len(ELSEWHERE) - (not bf16)
+    assert agreement["fragments-published"] == "same partition"
     assert np.load(folder / "network" / "affs.npy").shape == (3, 36, 36, 36)
-    assert told["relabel"] == "equal"
+    assert agreement["relabel"] == "equal"
 
 
 def test_every_row_names_sides_that_are_there(benchmarks: Any) -> None:
@@ -92,7 +92,7 @@ def test_every_row_names_sides_that_are_there(benchmarks: Any) -> None:
     assert len(set(keys)) == len(keys)
 
 
-def test_results_that_differ_are_told(benchmarks: Any) -> None:
+def test_results_that_differ_are_reported(benchmarks: Any) -> None:
     rows = benchmarks["rows"]
     one = np.arange(1, 9).reshape(2, 2, 2)
     other = np.ones((2, 2, 2), int)

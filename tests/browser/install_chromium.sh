@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The browser of tests/browser: Debian's chromium. As root it is installed where it is missing; anybody else is told how.
+# The browser of tests/browser: Debian's chromium. As root it is installed where it is missing; other users get instructions.
 set -euo pipefail
 
 if [[ -x /usr/bin/chromium ]]; then exit 0; fi

@@ -20,7 +20,7 @@ PHONE_PX = 390
 LEAST_CONTRAST = 4.5
 LARGEST_BYTES = 5 << 20
 
-# Every text that is seen, against the colour that lies behind it: backgrounds are laid over one another, from the page.
+# Every text that is seen, against the colour behind it: backgrounds are laid over one another, from the page.
 CONTRASTS = (HERE / "contrasts.js").read_text()
 
 # The share of a picture that is not clear.
@@ -137,7 +137,7 @@ def test_errors_come_first_and_are_text(reports: dict[str, Path], visit: Any) ->
     assert "no affinities there" not in visit.page.locator("body").inner_text()
 
 
-def test_a_page_is_loaded_again_only_while_a_run_goes_on(reports: dict[str, Path], visit: Any) -> None:
+def test_a_page_is_loaded_again_only_during_a_run(reports: dict[str, Path], visit: Any) -> None:
     found = {}
     for kind in KINDS:
         visit.page.goto((reports[kind] / "index.html").as_uri())
@@ -145,11 +145,11 @@ def test_a_page_is_loaded_again_only_while_a_run_goes_on(reports: dict[str, Path
     assert found == {"finished": 0, "failing": 1, "empty": 0}
 
 
-def test_the_block_map_tells_done_failed_and_missing_blocks(reports: dict[str, Path], visit: Any) -> None:
+def test_the_block_map_distinguishes_done_failed_and_missing_blocks(reports: dict[str, Path], visit: Any) -> None:
     visit.page.goto((reports["failing"] / "watershed.html").as_uri())
-    told = visit.page.locator("#blocks").inner_text()
+    content = visit.page.locator("#blocks").inner_text()
     for words in ("60 done", "1 failed", "47 missing"):
-        assert words in told
+        assert words in content
     pictures = visit.page.locator("#blocks img")
     assert pictures.count() == 2
     assert pictures.first.evaluate("image => image.naturalWidth") > 100

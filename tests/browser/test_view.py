@@ -110,7 +110,7 @@ def test_every_layer_loads_at_its_scale_and_offset(opened: Any, shown: tuple[Pat
     assert [text for text in opened.console_errors if "404" not in text] == []
 
 
-def test_it_opens_where_it_was_told_and_the_voxels_there_are_those_of_the_disk_at_every_threshold(
+def test_it_opens_at_the_given_position_and_the_voxels_there_are_those_of_the_disk_at_every_threshold(
     opened: Any, shown: tuple[Path, dict[str, Any]]
 ) -> None:
     _, facts = shown

@@ -2,7 +2,7 @@
 # run.sh [PYTEST OPTIONS]: the tests on a cluster. `make test-cluster` calls it.
 #
 # Uses the machine's own cluster where SLURM has two nodes and Apptainer is there; else brings up the bed, and takes it
-# down again at the end (LSDFLOW_BED_KEEP=1: leaves it up). A machine that cannot carry the bed: NOT RUN is told loudly,
+# down again at the end (LSDFLOW_BED_KEEP=1: leaves it up). A machine that cannot carry the bed: NOT RUN is printed,
 # code 0; with LSDFLOW_CLUSTER_REQUIRED=1, code 3.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

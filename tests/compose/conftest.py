@@ -74,8 +74,8 @@ class Composed:
 
 def call(*command: str | Path, timeout_s: float = 900, **environment: str) -> Finished:
     """Run a command with its output kept."""
-    ours = ("LSDFLOW_TEST", "LSDFLOW_UID", "LSDFLOW_GID", "MONGO", "COMPOSE")
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+    own = ("LSDFLOW_TEST", "LSDFLOW_UID", "LSDFLOW_GID", "MONGO", "COMPOSE")
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(own)}
     words = [str(word) for word in command]
     return subprocess.run(
         words, capture_output=True, text=True, check=False, timeout=timeout_s, env={**plain, **environment}
@@ -89,8 +89,8 @@ def lsdflow(*arguments: str | Path) -> Finished:
 
 def write_experiment(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
     """Write DIR/experiment.toml, named as its folder."""
-    told = {**tables, "experiment": {"name": folder.name, **tables["experiment"]}}
-    parts = (f"[{name}]\n" + "".join(f"{k} = {toml_value(v)}\n" for k, v in t.items()) for name, t in told.items())
+    complete = {**tables, "experiment": {"name": folder.name, **tables["experiment"]}}
+    parts = (f"[{name}]\n" + "".join(f"{k} = {toml_value(v)}\n" for k, v in t.items()) for name, t in complete.items())
     (folder / "experiment.toml").write_text("\n".join(parts))
 
 

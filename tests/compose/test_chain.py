@@ -37,12 +37,12 @@ for who in ({}, {"username": uri["username"], "password": "guess", "authSource":
 
 def _assert_same_bits(folder: Path, reference: Path) -> None:
     for stage in RUN:
-        ours, theirs = (read_manifest(ExperimentLayout(root), stage).identity for root in (folder, reference))
-        assert ours == theirs, stage
+        own, expected = (read_manifest(ExperimentLayout(root), stage).identity for root in (folder, reference))
+        assert own == expected, stage
     for stage, name in (("watershed", "fragments"), ("segment", "segmentation")):
         containers = (made(ExperimentLayout(root), stage) for root in (folder, reference))
-        ours, theirs = (open_volume(container, f"volumes/{name}") for container in containers)
-        assert np.array_equal(ours.read(ours.box), theirs.read(theirs.box)), name
+        own, expected = (open_volume(container, f"volumes/{name}") for container in containers)
+        assert np.array_equal(own.read(own.box), expected.read(expected.box)), name
 
 
 def test_a_chain_by_compose_with_mongo_gives_the_bits_of_a_local_run(chain: Composed, reference: Path) -> None:
@@ -66,12 +66,12 @@ def test_passwords_are_in_files_alone(chain: Composed) -> None:
     words = [(secrets / "mongo_uri").read_text().split(":")[2].split("@")[0]]
     words.append((secrets / "mongo_admin_password").read_text().strip())
     containers = chain.docker("ps", "--all", "--quiet").stdout.split()
-    told = call("docker", "inspect", *containers).stdout + chain.docker("logs").stdout
+    output = call("docker", "inspect", *containers).stdout + chain.docker("logs").stdout
     for path in chain.folder.rglob("*"):
         if path.is_file() and path.parent != secrets:
-            told += path.read_bytes().decode(errors="replace")
-    assert len(told) > 10_000
-    assert not [word for word in words if word in told]
+            output += path.read_bytes().decode(errors="replace")
+    assert len(output) > 10_000
+    assert not [word for word in words if word in output]
     assert {oct(path.stat().st_mode & 0o777) for path in secrets.iterdir()} == {"0o600"}
 
 

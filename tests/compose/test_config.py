@@ -25,8 +25,8 @@ def pinned(tmp_path: Path) -> Path:
     """A folder with pins and what compose-env writes."""
     pins = [*(f"{key}=lsdflow/stage:0.1.0" for key in KEYS), "MONGO_IMAGE=mongo:7.0.28"]
     (tmp_path / "images.env").write_text("\n".join(pins) + "\n")
-    told = {"EXPERIMENT": tmp_path, "INPUTS": "/in puts", "UID": 7, "GID": 8, "SECRETS": tmp_path / "secrets"}
-    (tmp_path / "compose.env").write_text("".join(f"LSDFLOW_{k}='{v}'\n" for k, v in told.items()))
+    variables = {"EXPERIMENT": tmp_path, "INPUTS": "/in puts", "UID": 7, "GID": 8, "SECRETS": tmp_path / "secrets"}
+    (tmp_path / "compose.env").write_text("".join(f"LSDFLOW_{k}='{v}'\n" for k, v in variables.items()))
     return tmp_path
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "containers" / "install.sh"
-# Lists the settings of pip that it is told.
+# Lists the settings of pip that it gets.
 PYTHON = r"""#!/usr/bin/env bash
 case "$*" in
   '-m pip config list') cat "$SETTINGS" ;;

@@ -1,4 +1,4 @@
-"""inventory.py: every pin of every lock is asked about once, and what was not answered is never told as clean.
+"""inventory.py: every pin of every lock is checked once, and what was not answered is never reported as clean.
 
 The vulnerability service is a stand-in here (it answers as pip-audit does); the bills of materials are made by the real
 tool in with_engine/test_supply.py.
@@ -71,7 +71,7 @@ def test_every_package_of_every_lock_is_asked_about_once(tmp_path: Path) -> None
     assert f"{len(asked)} packages, 0 of them not known to pypi, 0 vulnerabilities" in done.stdout
 
 
-def test_a_vulnerability_is_told_with_its_remedy_and_the_locks_that_hold_it(tmp_path: Path) -> None:
+def test_a_vulnerability_is_reported_with_its_remedy_and_the_locks_that_hold_it(tmp_path: Path) -> None:
     done = _audit(tmp_path, "vulnerable")
     assert done.returncode == 1
     (line,) = (line for line in done.stdout.splitlines() if "X-2026-1" in line)
@@ -81,14 +81,14 @@ def test_a_vulnerability_is_told_with_its_remedy_and_the_locks_that_hold_it(tmp_
 
 
 @pytest.mark.parametrize("mode", ["mirror", "one unknown"])
-def test_packages_that_the_service_does_not_know_are_not_told_as_clean(tmp_path: Path, mode: str) -> None:
+def test_packages_that_the_service_does_not_know_are_not_reported_as_clean(tmp_path: Path, mode: str) -> None:
     done = _audit(tmp_path, mode)
     assert done.returncode == 69
     assert "NOT AUDITED" in done.stdout
     assert ("daisy" in done.stdout) == (mode == "one unknown")
 
 
-def test_a_service_out_of_reach_is_told_plainly(tmp_path: Path) -> None:
+def test_a_service_out_of_reach_is_reported_plainly(tmp_path: Path) -> None:
     done = _audit(tmp_path, "unreachable")
     assert done.returncode == 69
     assert "not audited: the vulnerability service pypi could not be asked" in done.stderr

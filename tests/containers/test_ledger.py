@@ -160,7 +160,7 @@ def test_a_published_version_with_another_digest_is_refused_before_anything_is_p
 
 
 def test_a_tag_that_another_took_in_the_registry_is_not_pushed_over(checkout: Path) -> None:
-    done = _publish(checkout, _git(checkout, "rev-parse", "HEAD"), IN_REGISTRY="theirs")
+    done = _publish(checkout, _git(checkout, "rev-parse", "HEAD"), IN_REGISTRY="another")
     assert done.returncode == 73
     assert "registry.example/lab/watershed:0.1.0 is in the registry" in done.stderr
     assert "push" not in (checkout.parent / "calls").read_text()

@@ -137,7 +137,7 @@ def test_what_is_not_the_archive_of_one_image_is_refused(case: str, tmp_path: Pa
     assert not (tmp_path / "oci" / "index.json").exists()
 
 
-def test_the_command_tells_a_wrong_archive_by_code_65_and_without_a_traceback(tmp_path: Path) -> None:
+def test_the_command_reports_a_wrong_archive_by_code_65_and_without_a_traceback(tmp_path: Path) -> None:
     done = _convert(b"error: no such image", tmp_path / "oci")
     assert done.returncode == 65
     assert done.stderr.startswith(b"error: not the archive of one image")

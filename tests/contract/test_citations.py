@@ -1,4 +1,4 @@
-"""One list of what to cite: CITATION.cff, `lsdflow cite` and the methods of reports tell the same."""
+"""One list of what to cite: CITATION.cff, `lsdflow cite` and the methods of reports agree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lsdflow_contract.citations import REFERENCES, SOFTWARE, bibtex
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def _told(entry: dict) -> tuple:
+def _fields(entry: dict) -> tuple:
     """What of an entry of CITATION.cff a reference holds, too."""
     names = [a.get("name") or f"{a['family-names']}, {a['given-names']}" for a in entry["authors"]]
     pages = f"{entry['start']}-{entry['end']}" if "start" in entry else ""
@@ -24,7 +24,7 @@ def test_citation_cff_lists_the_references_of_the_contract_in_their_order() -> N
     assert cff["cff-version"] == "1.2.0"
     assert (cff["title"], cff["type"], cff["license"]) == (SOFTWARE.title, "software", "MIT")
     wanted = [(r.authors, r.title, r.year, r.journal, r.pages, r.volume, r.number, r.doi, r.url) for r in REFERENCES]
-    assert [_told(entry) for entry in cff["references"]] == wanted
+    assert [_fields(entry) for entry in cff["references"]] == wanted
 
 
 def test_a_paper_is_one_line_of_text_and_an_entry_of_bibtex() -> None:

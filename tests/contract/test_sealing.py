@@ -111,7 +111,7 @@ def test_a_damaged_lut_of_another_program_is_bad_data_or_read_as_it_was(tmp_path
 
 
 def test_no_flipped_bit_of_best_json_chooses_another_network(tmp_path: Path) -> None:
-    """Another iteration has another network, or none: its weights tell."""
+    """Another iteration has another network, or none: its weights show it."""
     best = BestCheckpoint(iteration=1000, weights_sha256="ab" * 32, validation_loss=0.25)
     write_best(tmp_path / "best.json", best)
     for iteration, weights in ((1000, "ab" * 32), (3000, "cd" * 32), (9000, "ef" * 32)):

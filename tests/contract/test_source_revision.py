@@ -1,4 +1,4 @@
-"""What a clone tells of the code that runs, for manifests and arrays."""
+"""The revision of a clone, for manifests and arrays."""
 
 from __future__ import annotations
 

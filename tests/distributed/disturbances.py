@@ -24,7 +24,7 @@ def signal_at_second_step(number: int) -> None:
     trainer.train_step = signalled
 
 
-def be_told_to_stop() -> None:
+def be_asked_to_stop() -> None:
     signal_at_second_step(signal.SIGUSR2)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from disturbances import be_killed, be_told_to_stop, drift, find_no_patch, run_out_of_memory, see_nan  # noqa: E402
+from disturbances import be_asked_to_stop, be_killed, drift, find_no_patch, run_out_of_memory, see_nan  # noqa: E402
 from worlds import Training  # noqa: E402
 
 from lsdflow_contract.errors import Interrupted, StoreUnreachable  # noqa: E402
@@ -26,16 +26,16 @@ def whole(tmp_path_factory):
     return undisturbed
 
 
-def test_a_signal_to_one_of_two_stops_both_with_a_checkpoint_and_they_go_on_to_the_same_bits(training, whole) -> None:
+def test_a_signal_to_one_of_two_stops_both_with_a_checkpoint_and_they_resume_to_the_same_bits(training, whole) -> None:
     cut = training("cut")
-    assert cut.live(2, "max_iteration=4", before=[None, be_told_to_stop]) == [75, 75]
+    assert cut.live(2, "max_iteration=4", before=[None, be_asked_to_stop]) == [75, 75]
     assert cut.iterations() == [2]
     assert cut.live(2, "max_iteration=4") == [0, 0], cut.errors
     assert tensors_equal(cut.weights(4), whole.weights(4))
     assert cut.losses() == whole.losses()
 
 
-def test_the_others_of_a_killed_process_end_with_75_and_they_go_on_to_the_same_bits(training, whole) -> None:
+def test_the_others_of_a_killed_process_end_with_75_and_they_resume_to_the_same_bits(training, whole) -> None:
     cut = training("cut")
     options = ("max_iteration=4", "checkpoint_every=1")
     assert cut.live(2, *options, before=[None, be_killed]) == [75, -signal.SIGKILL]

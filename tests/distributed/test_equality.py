@@ -31,10 +31,10 @@ def test_two_processes_learn_what_one_learns_with_twice_as_many_patches(
     twice = f"accumulate={2 * patches}"
     assert alone.live(1, twice) == [0], alone.errors
     assert shared.live(2, *how, before=[None, be_unable_to_write]) == [0, 0], shared.errors
-    mine, theirs = shared.losses(), alone.losses()
-    assert list(mine) == list(theirs) == [1, 2, 3]
+    mine, expected = shared.losses(), alone.losses()
+    assert list(mine) == list(expected) == [1, 2, 3]
     for number in mine:
-        assert float(mine[number]) == pytest.approx(float(theirs[number]), rel=1e-5)
+        assert float(mine[number]) == pytest.approx(float(expected[number]), rel=1e-5)
     assert largest_difference(shared.weights(3), alone.weights(3)) < 1e-5
     assert shared.bundle(3).validation_loss == pytest.approx(alone.bundle(3).validation_loss, rel=1e-5)
     assert shared.bundle(3).training_key == alone.bundle(3).training_key
@@ -50,10 +50,10 @@ def test_four_processes_learn_what_one_learns_with_four_patches_a_step(training)
     alone, shared = training("alone"), training("shared")
     assert alone.live(1, "accumulate=4", "max_iteration=2") == [0], alone.errors
     assert shared.live(4, "strategy=ddp", "max_iteration=2") == [0, 0, 0, 0], shared.errors
-    mine, theirs = shared.losses(), alone.losses()
-    assert list(mine) == list(theirs) == [1, 2]
+    mine, expected = shared.losses(), alone.losses()
+    assert list(mine) == list(expected) == [1, 2]
     for number in mine:
-        assert float(mine[number]) == pytest.approx(float(theirs[number]), rel=1e-5)
+        assert float(mine[number]) == pytest.approx(float(expected[number]), rel=1e-5)
     assert largest_difference(shared.weights(2), alone.weights(2)) < 1e-5
 
 

@@ -52,16 +52,16 @@ def test_a_process_that_is_killed_is_named_and_the_others_do_not_stay(training, 
     assert caught.value.found == "SIGKILL"
 
 
-def test_a_process_that_ends_without_a_reason_is_a_fault_of_ours(training, monkeypatch) -> None:
+def test_a_process_that_ends_without_a_reason_is_an_internal_error(training, monkeypatch) -> None:
     stand_in(monkeypatch, ["true"], ["false"])
     with pytest.raises(InternalError, match="process 1"):
         run(training, 2)
 
 
 def test_a_signal_reaches_every_process(training, monkeypatch) -> None:
-    told = ["sh", "-c", "trap 'exit 75' TERM; kill -TERM $PPID; while :; do sleep 0.1; done"]
+    signals_parent = ["sh", "-c", "trap 'exit 75' TERM; kill -TERM $PPID; while :; do sleep 0.1; done"]
     waits = ["sh", "-c", "trap 'exit 75' TERM; while :; do sleep 0.1; done"]
-    stand_in(monkeypatch, waits, told)
+    stand_in(monkeypatch, waits, signals_parent)
     with pytest.raises(Interrupted, match="SIGTERM"):
         run(training, 2)
 

@@ -64,7 +64,7 @@ def test_who_met_a_dying_process_of_the_attempt_before_meets_the_new_ones() -> N
     assert found.get("word") == b"new"
 
 
-def test_who_meets_a_process_that_leaves_and_nobody_after_it_is_told_so() -> None:
+def test_who_meets_a_process_that_leaves_and_nobody_after_it_gets_an_error() -> None:
     store, port = serve(LOOPBACK, 0, 60.0)
     leaving = [store]
     del store

@@ -29,13 +29,13 @@ def test_tasks_of_srun_meet_at_the_first_node_at_a_port_of_the_job() -> None:
     assert ranks_of_environment(SRUN | job) == Ranks(5, 8, 1, 4, "gpu07", 20123, attempt="2")
 
 
-def test_a_container_that_is_told_where_to_meet_needs_no_list_of_nodes() -> None:
+def test_a_container_with_a_given_meeting_place_needs_no_list_of_nodes() -> None:
     given = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}
     found = ranks_of_environment(given | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20001"})
     assert found == Ranks(1, 2, 0, 1, "10.0.0.1", 20001)
 
 
-def test_a_container_that_is_told_of_its_step_as_well_meets_at_the_same_place() -> None:
+def test_a_container_that_also_knows_its_step_meets_at_the_same_place() -> None:
     given = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}
     where = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20001", "SLURM_RESTART_COUNT": "1"}
     of_step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[07-08]"}

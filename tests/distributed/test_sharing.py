@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from disturbances import be_told_to_stop  # noqa: E402
+from disturbances import be_asked_to_stop  # noqa: E402
 from worlds import Training  # noqa: E402
 
 from lsdflow_network.bundle import tensors_equal  # noqa: E402
@@ -37,10 +37,10 @@ def test_what_is_copied_to_each_node_or_to_each_process_learns_what_one_learns(
     )
 
 
-def test_shared_weights_go_on_after_a_signal_to_the_same_bits(training) -> None:
+def test_shared_weights_resume_after_a_signal_to_the_same_bits(training) -> None:
     whole, cut = (training(name, "affinities", max_iteration=4) for name in ("whole", "cut"))
     assert whole.live(2, *SHARED) == [0, 0], whole.errors
-    assert cut.live(2, *SHARED, before=[None, be_told_to_stop]) == [75, 75]
+    assert cut.live(2, *SHARED, before=[None, be_asked_to_stop]) == [75, 75]
     assert cut.iterations() == [2]
     assert cut.live(2, *SHARED) == [0, 0], cut.errors
     assert tensors_equal(cut.weights(4), whole.weights(4))

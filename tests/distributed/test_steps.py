@@ -47,7 +47,7 @@ def test_the_gradient_of_a_step_is_the_mean_over_its_patches() -> None:
     assert not torch.allclose(one, other, atol=1e-4)
 
 
-def test_a_step_tells_the_mean_losses_of_its_patches() -> None:
+def test_a_step_reports_the_mean_losses_of_its_patches() -> None:
     losses = [
         train_step(net := network(), torch.optim.SGD(net.parameters(), lr=0.0), patches, "float32").losses["affs"]
         for patches in ([patch(1)], [patch(2)], [patch(1), patch(2)])

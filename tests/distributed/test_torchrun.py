@@ -23,10 +23,10 @@ MOST_S = 1500.0
 def start(toml: Path, log: Path) -> subprocess.Popen[bytes]:
     """Two processes of the stage's command; what they say goes to `log`."""
     torchrun = [PROGRAMS / "torchrun", "--standalone", "--nproc-per-node", "2", "--no-python"]
-    with log.open("wb") as told:
+    with log.open("wb") as output:
         return subprocess.Popen(
             [*torchrun, PROGRAMS / STAGE, "run", "--experiment", toml],
-            stdout=told,
+            stdout=output,
             stderr=subprocess.STDOUT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
@@ -42,7 +42,7 @@ def stop_one_process(torchrun: subprocess.Popen[bytes], first_checkpoint: Path) 
     os.kill(int(processes[1]), signal.SIGTERM)
 
 
-def test_processes_of_torchrun_that_are_told_to_stop_leave_a_checkpoint_and_torchrun_ends_with_1(
+def test_processes_of_torchrun_that_are_stopped_leave_a_checkpoint_and_torchrun_ends_with_1(
     training, tmp_path: Path
 ) -> None:
     stopped, log = training("stopped", max_iteration=100_000, checkpoint_every=1), tmp_path / "log"
@@ -53,9 +53,9 @@ def test_processes_of_torchrun_that_are_told_to_stop_leave_a_checkpoint_and_torc
     finally:
         torchrun.terminate()  # it ends its processes, which would outlive its kill
         torchrun.wait(60)
-    told = log.read_text()
-    assert "2 patches a step (2 processes" in told
-    assert re.search(r"exitcode +: 75 ", told), told
-    last = re.search(r"stopped by SIGTERM.* at iteration (\d+)", told)
-    assert last is not None, told
+    output = log.read_text()
+    assert "2 patches a step (2 processes" in output
+    assert re.search(r"exitcode +: 75 ", output), output
+    last = re.search(r"stopped by SIGTERM.* at iteration (\d+)", output)
+    assert last is not None, output
     assert max(stopped.iterations()) == int(last[1])

@@ -1,4 +1,4 @@
-"""The commands that pages show: lines of fenced blocks without a language (or bash), and ours in running text.
+"""The commands of pages: lines of fenced blocks without a language (or bash), and lsdflow commands in running text.
 
 Blocks of `text`, `toml`, `python`, ... are none. A line is taken apart into simple commands; comments and prompts go.
 """
@@ -30,7 +30,7 @@ _SEPARATORS = frozenset({"&&", "||", ";", "|", "(", ")", "&", "<", ">", ">>"})
 
 @dataclass(frozen=True)
 class Command:
-    """A simple command of a page: its words without variables before it, and the line it stands in."""
+    """A simple command of a page: its words without variables before it, and its line."""
 
     page: str
     line: str
@@ -38,7 +38,7 @@ class Command:
 
     @property
     def program(self) -> str:
-        """The name without its folder, for programs of ours: bin/lsdflow is lsdflow."""
+        """The name without its folder, for programs of lsdflow: bin/lsdflow is lsdflow."""
         word = self.words[0]
         return Path(word).name if re.match(r"(\$PWD/)?(bin|\.venv/\w+/bin)/", word) else word
 
@@ -68,13 +68,13 @@ def commands_of(page: Path) -> Iterator[Command]:
 
 
 def shell_lines(text: str) -> Iterator[str]:
-    """Lines of fenced and indented blocks that hold commands; those that end in a backslash go on in the next."""
+    """Lines of fenced and indented blocks that hold commands; those that end in a backslash continue in the next."""
     blocks = [block for language, block in _FENCE.findall(text) if language in LANGUAGES]
     blocks += [block for block in _INDENTED.findall(_FENCE.sub("", text)) if PROGRAMS.match(block.strip())]
     for block in blocks:
         for line in re.sub(r"\\\n\s*", "", block).splitlines():
-            if told := _COMMENT.sub("", line).strip():
-                yield told
+            if command := _COMMENT.sub("", line).strip():
+                yield command
 
 
 def _simple_commands(page: str, line: str) -> Iterator[Command]:
@@ -85,7 +85,7 @@ def _simple_commands(page: str, line: str) -> Iterator[Command]:
     try:
         found = list(lexer)
     except ValueError:
-        found = [line]  # no line of a shell: an unknown command, which the test tells
+        found = [line]  # no line of a shell: an unknown command, which the test reports
     words: list[str] = []
     skipped = False
     for word in [*found, ";"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 CLUSTER = "needs a cluster: tests/cluster submits to a real SLURM"
 AZURE = "needs an account of Azure: never run by us, as the page says"
 SHELL = "a word of the shell, or a program of every Linux"
-NETWORK = "needs an address that is not ours to write down"
+NETWORK = "needs an address of another organisation"
 PEOPLE = "an editor or a viewer, for people"
 ENGINE = "needs a container engine: `make test-containers test-compose`"
 GPU = "needs a GPU, or a driver"

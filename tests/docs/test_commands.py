@@ -2,9 +2,9 @@
 
 1. a few are executed in-process, in an experiment that an earlier contract left (tests/data/archives)
    and those that begin with volumes of one's own are typed in an empty folder (test_own_data.py)
-2. all of ours are taken apart as the applications would: verb, options, number of arguments, keys of --set
-3. all others stand in not_run.py, with a reason
-What is no command is marked as text, toml or python where it stands.
+2. all lsdflow commands are parsed as the applications would: verb, options, number of arguments, keys of --set
+3. all others are in not_run.py, with a reason
+Blocks that are no commands are marked as text, toml or python.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FACTS = REPOSITORY / ".cache" / "docs"
 ARCHIVE = REPOSITORY / "tests" / "data" / "archives" / "contract-1.3.tar.gz"
 BLOCK_SIDE = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate")
 OTHER_ENVIRONMENTS = {"lsdflow-view": "of an environment of its own: tests/view/test_commands_of_pages.py"}
-# As they stand in README.md and docs/; `demo`, `own` and `exp` are the archived experiment.
+# As written in README.md and docs/; `demo`, `own` and `exp` are the archived experiment.
 EXECUTED = (
     "bin/lsdflow --version",
     "bin/lsdflow status demo",
@@ -51,8 +51,8 @@ EXECUTED = (
 @pytest.fixture(scope="module")
 def facts() -> dict[str, dict[str, Any]]:
     """What the commands of both environments say about themselves; `make docs` asked them."""
-    told = [json.loads((FACTS / f"{name}.json").read_text(encoding="utf-8")) for name in ("blocks", "training")]
-    return {kind: {k: v for one in told for k, v in one[kind].items()} for kind in ("commands", "tables")}
+    found = [json.loads((FACTS / f"{name}.json").read_text(encoding="utf-8")) for name in ("blocks", "training")]
+    return {kind: {k: v for one in found for k, v in one[kind].items()} for kind in ("commands", "tables")}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_there_are_commands_and_each_is_ours_or_has_a_reason_not_to_be_run(facts: dict[str, Any]) -> None:
+def test_there_are_commands_and_each_is_an_lsdflow_command_or_has_a_reason_not_to_be_run(facts: dict[str, Any]) -> None:
     found = commands()
     assert len(found) > 200
     known = {*facts["commands"], "make", *NOT_RUN, *OTHER_ENVIRONMENTS}
@@ -87,7 +87,7 @@ def test_every_reason_is_needed() -> None:
     assert [reason for reason, programs in groups.items() if not programs & used] == []
 
 
-def test_every_command_of_ours_is_one_that_its_program_takes(facts: dict[str, Any]) -> None:
+def test_every_lsdflow_command_is_one_that_its_program_takes(facts: dict[str, Any]) -> None:
     wrong = {}
     for command in commands():
         if command.program in facts["commands"]:
@@ -173,7 +173,7 @@ def _experiments() -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _is_script(command: Command) -> bool:
-    """A script of the repository, and every option it is given stands in it."""
+    """A script of the repository, and every option it is given occurs in it."""
     words = command.words[1:] if command.words[0] == "bash" else command.words
     path = REPOSITORY / words[0]
     options = [word for word in words[1:] if word.startswith("--")]

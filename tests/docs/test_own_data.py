@@ -96,9 +96,9 @@ def test_your_own_data_from_init_to_prepare(desk: Path, type_in: Type) -> None:
     assert unexplained(desk / "exp") == [], "README: every option explained"
     assert "no problems found" in type_in(lines[1])
     type_in(lines[2])
-    told = type_in(lines[3])
+    output = type_in(lines[3])
     for words in ("finished: True", "training labelled-0: made", "target: made"):
-        assert words in told
+        assert words in output
 
 
 @pytest.mark.slow
@@ -107,10 +107,10 @@ def test_a_small_trial_beside_it_and_the_standard_size(desk: Path, type_in: Type
     type_in(INIT_TRY)
     roi = {"offset": "0, 0, 0 vox", "shape": "100, 100, 100 vox"}
     file = desk / "try" / "experiment.toml"
-    told = file.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
     target = '[prepare.target]\nraw = "../big.zarr"\n'
-    assert target in told
-    file.write_text(told.replace(target, target + "roi = " + json.dumps(roi).replace('":', '" =')), encoding="utf-8")
+    assert target in text
+    file.write_text(text.replace(target, target + "roi = " + json.dumps(roi).replace('":', '" =')), encoding="utf-8")
     assert "no problems found" in type_in("bin/lsdflow validate try")
     first, second, *_ = shell_lines(page(TRAIN))
     assert (first, second) == (f"{INIT} --profile standard", "bin/lsdflow validate exp")
@@ -140,11 +140,11 @@ def test_from_a_clone_the_divided_volume_is_one_that_validate_and_plan_take(desk
     type_in(lines[2])
     plan = json.loads((desk / "own" / "plan.json").read_text(encoding="utf-8"))
     assert plan["stages"]["prepare"]["voxels"]["value"] == (150 + 250) * 250**2, "trained on z < 150, all segmented"
-    for stage, told in plan["stages"].items():
-        assert "the recorded run" in told["seconds"]["from"] or told["seconds"]["from"] == "its limit, max_minutes", (
-            stage
-        )
-        assert told["seconds"]["value"] > 0, stage
+    for stage, answer in plan["stages"].items():
+        assert (
+            "the recorded run" in answer["seconds"]["from"] or answer["seconds"]["from"] == "its limit, max_minutes"
+        ), stage
+        assert answer["seconds"]["value"] > 0, stage
 
 
 def put_in(file: Path, in_table: str, at_the_end: str) -> None:
@@ -162,13 +162,13 @@ def unexplained(folder: Path) -> list[str]:
     Tables of [cluster] for single stages are not written.
     """
     text = (folder / "experiment.toml").read_text(encoding="utf-8")
-    told: dict[str, set[str]] = {}
+    written: dict[str, set[str]] = {}
     for heading, below in re.findall(r"^\[+([\w.-]+)\]+\n(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL):
-        told.setdefault(heading, set()).update(re.findall(r"^(?:# )?([\w-]+) =", below, re.MULTILINE))
+        written.setdefault(heading, set()).update(re.findall(r"^(?:# )?([\w-]+) =", below, re.MULTILINE))
     schemas = json.loads((folder / "experiment.schema.json").read_text(encoding="utf-8"))["properties"]
     volumes = schemas["prepare"]["properties"]
     wanted = {**schemas, "prepare.training": volumes["training"]["items"], "prepare.target": volumes["target"]}
-    return [f"{table}.{key}" for table, about in wanted.items() for key in plain_keys(about) - told[table]]
+    return [f"{table}.{key}" for table, about in wanted.items() for key in plain_keys(about) - written[table]]
 
 
 def plain_keys(schema: dict[str, Any]) -> set[str]:
@@ -238,7 +238,7 @@ def test_without_sparse_chunks_that_were_never_written_are_lost_data(tmp_path: P
     assert "precomputed" in done.output
 
 
-def test_a_voxel_size_that_nobody_tells_is_asked_for(tmp_path: Path) -> None:
+def test_a_voxel_size_that_nobody_gives_is_asked_for(tmp_path: Path) -> None:
     tiffs(tmp_path)
     (tmp_path / "experiment.toml").write_text('[prepare.target]\nraw = "slices/"\n', encoding="utf-8")
     done = CliRunner().invoke(prepare, ["validate", "-e", str(tmp_path), "--json"])

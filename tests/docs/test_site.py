@@ -84,7 +84,7 @@ def test_every_exit_code_has_a_section_that_messages_can_point_to() -> None:
     assert {f"exit-{code}" for code in codes} <= anchors
 
 
-def test_every_page_of_docs_stands_in_the_navigation() -> None:
+def test_every_page_of_docs_is_in_the_navigation() -> None:
     navigation = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
     missing = [p.name for p in (REPOSITORY / "docs").glob("*.md") if f"docs/{p.name}" not in navigation]
     assert missing == []

@@ -88,11 +88,11 @@ def n5_and_others(folder: Path) -> None:
         "encoding": "raw",
         "key": "8_8_8",
     }
-    told = {"driver": "neuroglancer_precomputed", "kvstore": _at(folder / "precomputed" / "em")}
-    told |= {"multiscale_metadata": {"data_type": "uint8", "num_channels": 1, "type": "image"}}
+    spec = {"driver": "neuroglancer_precomputed", "kvstore": _at(folder / "precomputed" / "em")}
+    spec |= {"multiscale_metadata": {"data_type": "uint8", "num_channels": 1, "type": "image"}}
     values = grey(ids).T[..., None].copy()
     values[:8, :8] = 0
-    _store({**told, "scale_metadata": {k: v for k, v in size.items() if k != "key"} | {"key": "8_8_8"}}, values)
+    _store({**spec, "scale_metadata": {k: v for k, v in size.items() if k != "key"} | {"key": "8_8_8"}}, values)
 
 
 def expanded(folder: Path) -> None:
@@ -105,10 +105,10 @@ def expanded(folder: Path) -> None:
 def _ome(path: Path, ids: Array) -> None:
     scale = [{"type": "scale", "scale": [30.0, 8.0, 8.0]}]
     axes = [{"name": name, "type": "space", "unit": "nanometer"} for name in "zyx"]
-    told = {"version": "0.4", "axes": axes, "datasets": [{"path": "0", "coordinateTransformations": scale}]}
+    multiscale = {"version": "0.4", "axes": axes, "datasets": [{"path": "0", "coordinateTransformations": scale}]}
     zarr_arrays(path, {"0": grey(ids), "labels/neurons/0": ids})
-    zarr.open_group(path, mode="a").attrs["multiscales"] = [told]
-    zarr.open_group(path / "labels" / "neurons", mode="a").attrs["multiscales"] = [told]
+    zarr.open_group(path, mode="a").attrs["multiscales"] = [multiscale]
+    zarr.open_group(path / "labels" / "neurons", mode="a").attrs["multiscales"] = [multiscale]
 
 
 def _at(path: Path) -> dict[str, str]:

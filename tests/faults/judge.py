@@ -128,12 +128,12 @@ def summary_of(faults: list[Fault]) -> str:
 
 def versions() -> list[str]:
     """What was tested."""
-    told = [f"revision {_answer('git', '-C', str(REPOSITORY), 'rev-parse', '--short', 'HEAD')}"]
-    told += [f"{name} {_version(f'lsdflow-{name}')}" for name in ("contract", "runtime", *STAGES)]
-    told += [f"{name} {_version(name)}" for name in LIBRARIES]
+    found = [f"revision {_answer('git', '-C', str(REPOSITORY), 'rev-parse', '--short', 'HEAD')}"]
+    found += [f"{name} {_version(f'lsdflow-{name}')}" for name in ("contract", "runtime", *STAGES)]
+    found += [f"{name} {_version(name)}" for name in LIBRARIES]
     mongod = _answer(str(REPOSITORY / ".cache" / "mongod" / "mongod"), "--version").splitlines()[:1]
     return [
-        *told,
+        *found,
         *("mongod " + line.removeprefix("db version v") for line in mongod),
         f"Python {platform.python_version()}",
     ]
@@ -158,12 +158,12 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("histories", nargs="+", type=Path, metavar="HISTORY")
     parser.add_argument("--summary", type=Path)
-    told = parser.parse_args(arguments)
-    lines = [line for path in told.histories if path.exists() for line in path.read_text().splitlines()]
+    options = parser.parse_args(arguments)
+    lines = [line for path in options.histories if path.exists() for line in path.read_text().splitlines()]
     faults: list[Fault] = [json.loads(line) for line in lines]
     print("\n".join(table_of(faults)))
-    if told.summary:
-        told.summary.write_text(summary_of(faults))
+    if options.summary:
+        options.summary.write_text(summary_of(faults))
     return 1 if not faults or any(violations_of(fault) for fault in faults) else 0
 
 

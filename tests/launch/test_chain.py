@@ -185,7 +185,7 @@ def test_a_missing_command_says_what_to_do(experiment: Path, monkeypatch: pytest
 
 def test_validate_lists_the_problems_of_all_stages_with_the_first_code(stages: Path, experiment: Path) -> None:
     for stage, code in (("predict", 76), ("segment", 78)):
-        problem = {"what": f"{stage} is unhappy", "exit_code": code, "where": "there", "fix": "mend it"}
+        problem = {"what": f"{stage} is unhappy", "exit_code": code, "where": "there", "fix": "repair it"}
         (stages / f"validate-{stage}").write_text(json.dumps([problem]))
     done = _lsdflow("validate", str(experiment))
     assert done.returncode == 76

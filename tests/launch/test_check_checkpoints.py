@@ -253,7 +253,7 @@ def test_a_checkpoint_of_the_same_iteration_with_other_weights_is_checked_anew(e
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 30
 
 
-def test_a_check_that_was_cut_goes_on_in_its_folder(experiment: Experiment) -> None:
+def test_a_check_that_was_cut_resumes_in_its_folder(experiment: Experiment) -> None:
     voi = {10: 2.0, 20: 1.0, 30: 1.5}
     cut = checks_of(experiment, StandIn(voi, codes={"watershed": 75}))
     assert cut.update() == 75

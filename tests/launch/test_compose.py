@@ -57,7 +57,7 @@ def test_every_image_is_a_pin_that_must_be_there() -> None:
 def test_no_service_may_write_to_its_root_or_gain_rights(name: str) -> None:
     hardened = {"read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
     for service, service_facts in _read(name)["services"].items():
-        if "image" in service_facts:  # the others lie over those of compose.yaml
+        if "image" in service_facts:  # the others override those of compose.yaml
             assert {key: service_facts.get(key) for key in hardened} == hardened, service
             assert service_facts["user"], service
         assert not {"ports", "privileged", "cap_add", "devices", "env_file"} & set(service_facts), service

@@ -24,7 +24,7 @@ from lsdflow_launch.images.engines import mounts_of
 
 ID = "sha256:" + "ab" * 32
 PASSWORD = "s3cret-of-the-lab"
-# Answers `image inspect` from a file of facts, keeps every `run` in a list, exits with the code it is told.
+# Answers `image inspect` from a file of facts, keeps every `run` in a list, exits with the given code.
 FAKE_DOCKER = """#!{python}
 import json, sys, time
 from pathlib import Path
@@ -302,7 +302,7 @@ def test_an_unknown_engine_or_place_is_a_usage_error(docker: Path, experiment: P
 
 
 def _sif(folder: Path, name: str) -> Path:
-    """A file, and an `apptainer` that tells its labels."""
+    """A file, and an `apptainer` that prints its labels."""
     folder.mkdir(exist_ok=True)
     (folder / name).touch()
     return folder / name

@@ -17,9 +17,9 @@ from lsdflow_launch.cli import app
 STAGES = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate")
 EXCEPTIONS = {
     "schema": "what it writes is JSON, always",
-    "worker": "it has an exit code and no result: its coordinator tells",
+    "worker": "it has an exit code and no result: its coordinator reports",
     "lsdflow view": "it serves until it is ended",
-    "lsdflow export": "all it is told goes on to lsdflow-view export",
+    "lsdflow export": "all its arguments are passed to lsdflow-view export",
     "lsdflow cite": "references for people; for programs: --bibtex",
 }
 

@@ -1,4 +1,4 @@
-"""A user is told what to type next: without arguments, in a wrong folder, after a run; the commands are real ones."""
+"""Messages name the next command: without arguments, in a wrong folder, after a run; the commands are real ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`lsdflow plan`: every number is scaled from something measured and says from what; what is not known is not told.
+"""`lsdflow plan`: every number is scaled from something measured and says from what; what is not known is left out.
 
-The stages are stand-ins that answer as theirs do; tests/runtime/test_measured_block.py measures real blocks.
+The stages are fakes with the same answers; tests/runtime/test_measured_block.py measures real blocks.
 """
 
 from __future__ import annotations
@@ -183,14 +183,14 @@ def test_a_recorded_run_is_used_where_nothing_was_measured(tmp_path: Path, monke
     finish(other, "watershed", blocks=10, seconds_in_blocks=100.0, peak_rss_mib=1.0)
     made = {"watershed": record_of(other, "watershed", WATERSHED, evidence_module.RECORDED_RUN)}
     file = tmp_path / "recorded_run.json"
-    file.write_text(evidence_module.text_of(made, "a machine of ours"))
+    file.write_text(evidence_module.text_of(made, "a machine of the lab"))
     monkeypatch.setattr(evidence_module, "files", lambda _package: tmp_path)
     monkeypatch.setattr(plan_module, "recorded_run", evidence_module.recorded_run)
     assert evidence_module.recorded_run() == made
     plan = make_plan(make(tmp_path / "a"), PlanOptions(), answers({**WATERSHED, "voxels": 20_000}))
     assert plan.estimates["watershed"]["seconds"].value == pytest.approx(200.0)
     show_plan(plan, plain_console(file=(text := io.StringIO())))
-    assert "the recorded run: a machine of ours" in text.getvalue()
+    assert "the recorded run: a machine of the lab" in text.getvalue()
 
 
 def test_a_larger_network_takes_longer_by_its_multiplications(tmp_path: Path) -> None:
@@ -551,11 +551,11 @@ def test_of_several_processes_it_is_said_that_one_alone_was_measured(tmp_path: P
 
 
 def test_a_training_that_is_never_measured_says_why_and_what_would_measure_its_speed(tmp_path: Path) -> None:
-    refused = {"exit_code": 2, "what": "a training with tensorflow is not measured", "fix": "its log tells its speed"}
+    refused = {"exit_code": 2, "what": "a training with tensorflow is not measured", "fix": "its log shows its speed"}
     plan = make_plan(make(tmp_path / "a"), PlanOptions(measure=True), of_training(TRAINING, refused))
     printed = io.StringIO()
     show_plan(plan, plain_console(file=printed))
-    why = "not measured: a training with tensorflow is not measured (its log tells its speed)"
+    why = "not measured: a training with tensorflow is not measured (its log shows its speed)"
     assert f"train-acrlsd: {why}\n" in printed.getvalue()
     assert plan.estimates["train-acrlsd"]["seconds"].value is None
     not_yet = make_plan(make(tmp_path / "b"), PlanOptions(measure=True), answers())

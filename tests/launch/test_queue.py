@@ -224,7 +224,7 @@ def test_run_on_slurm_follows_what_is_in_the_queue_and_ends_with_the_code_of_the
 
 def test_run_on_slurm_submits_nothing_that_has_problems(queue: Queue) -> None:
     queue.rows()
-    problem = {"what": "no such volume", "exit_code": 66, "where": "/far/away.zarr", "fix": "mend it"}
+    problem = {"what": "no such volume", "exit_code": 66, "where": "/far/away.zarr", "fix": "repair it"}
     queue.answer("validate-prepare", json.dumps([problem]))
     done = queue.lsdflow("run", queue.experiment, "--on", "slurm")
     assert done.returncode == 66

@@ -1,4 +1,4 @@
-"""The report beside a run: written while the run goes on, once more after it, and never in its way."""
+"""The report beside a run: written during the run, once more after it, and never in its way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def experiment(tmp_path: Path) -> Experiment:
 
 @pytest.fixture
 def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
-    """Put a stand-in for `evaluate` in place, or tell what it was called with."""
+    """Install a fake `evaluate`, or return what it was called with."""
     calls = tmp_path / "calls"
 
     def at(code: int | None = None) -> list[list[str]]:
@@ -53,7 +53,7 @@ def _wait_for(calls: Callable[[], list[list[str]]], number: int) -> None:
         time.sleep(0.02)
 
 
-def test_a_long_run_is_reported_while_it_goes_on_and_once_more_at_its_end(
+def test_a_long_run_is_reported_while_it_runs_and_once_more_at_its_end(
     experiment: Experiment, evaluate: Callable[..., list[list[str]]]
 ) -> None:
     evaluate(0)
@@ -86,7 +86,7 @@ def test_a_failing_run_keeps_its_error_and_a_failing_report_does_not_matter(
         run()
 
 
-def test_without_the_command_evaluate_a_run_goes_on(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_command_evaluate_a_run_continues(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lsdflow_launch.report.WRITER", "no-such-command")
     with refreshed_report(experiment, every_s=0.01):
         time.sleep(0.1)

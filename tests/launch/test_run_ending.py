@@ -1,4 +1,4 @@
-"""After a run of a finished experiment that was refused: what is told, what is kept quiet, and what to type next."""
+"""After a run of a finished experiment that was refused: what is reported, what is left out, and the next command."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_a_run_with_a_living_coordinator_is_running_and_one_whose_process_is_gon
     take_lock(experiment, "watershed", os.getpid(), age_s=3600)
     dead = with_activity(experiment, "watershed", BEGUN)
     assert (dead["alive"], cells(dead, time.time())[0]) == (False, "killed")
-    assert dead["state"] == "running or killed", "what --json told before stays"
+    assert dead["state"] == "running or killed", "--json keeps its earlier keys"
 
 
 def test_blocks_that_were_tried_again_are_counted_and_give_the_speed(experiment: Experiment) -> None:

@@ -31,8 +31,8 @@ def test_ci_runs_every_part_of_make_test_all_once() -> None:
 @pytest.mark.parametrize("target", ["test-core", "test-package", "test-blocks", "test-training", "test-avx2"])
 def test_a_worker_process_that_ends_or_hangs_ends_the_run(target: str) -> None:
     command = ["make", "-n", target, "PACKAGE=watershed"]
-    told = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-    lines = [line for line in told.splitlines() if "/pytest " in line]
+    output = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    lines = [line for line in output.splitlines() if "/pytest " in line]
     assert lines
     for line in lines:
         assert "--max-worker-restart=0" in line

@@ -107,8 +107,8 @@ def test_a_package_says_why_it_exists_and_what_changed(folder: str) -> None:
 def test_imports_go_one_way(folder: str) -> None:
     allowed = {_import_name(name) for name in MAY_IMPORT[folder]} | {_import_name(folder)}
     for path in _sources(folder):
-        ours = {name for name in _imported(path) if name.startswith("lsdflow_")}
-        assert ours <= allowed, f"{path.relative_to(REPOSITORY)} imports {sorted(ours - allowed)}"
+        own = {name for name in _imported(path) if name.startswith("lsdflow_")}
+        assert own <= allowed, f"{path.relative_to(REPOSITORY)} imports {sorted(own - allowed)}"
 
 
 def test_engines_of_storage_and_scheduling_are_imported_in_runtime_only() -> None:
@@ -116,7 +116,7 @@ def test_engines_of_storage_and_scheduling_are_imported_in_runtime_only() -> Non
     assert [str(p.relative_to(REPOSITORY)) for p in outside] == []
 
 
-def test_every_dependency_is_pinned_exactly_or_ours() -> None:
+def test_every_dependency_is_pinned_exactly_or_local() -> None:
     loose = []
     for folder in (*SHARED, *STAGES):
         project = _project(folder)["project"]

@@ -27,8 +27,8 @@ def _pytest_lines(*words: str) -> list[str]:
     own = ("MAKE", "MFLAGS", "SHORT_FIRST", "PACKAGE")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     command = ["make", "-n", *words]
-    told = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True).stdout
-    return [line for line in told.splitlines() if "/pytest " in line]
+    output = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True).stdout
+    return [line for line in output.splitlines() if "/pytest " in line]
 
 
 def _is_in(path: str, places: list[str]) -> bool:

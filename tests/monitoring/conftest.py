@@ -96,9 +96,9 @@ class Watched:
         """The series of an expression now."""
         query = urllib.parse.urlencode({"query": expression})
         with urllib.request.urlopen(f"{self.prometheus}/api/v1/query?{query}", timeout=60) as answer:
-            told = json.load(answer)
-        assert told["status"] == "success", told
-        return list(told["data"]["result"])
+            content = json.load(answer)
+        assert content["status"] == "success", content
+        return list(content["data"]["result"])
 
     def value(self, expression: str) -> float | None:
         """The value of an expression with one series; None without any."""
@@ -148,7 +148,7 @@ def make_experiment(folder: Path, every_s: float) -> Experiment:
 
 @contextmanager
 def _training(experiment: Experiment) -> Iterator[None]:
-    """What a training tells: its iterations and the parts of its loss (tests/training asks a real one)."""
+    """What a training reports: its iterations and the parts of its loss (tests/training asks a real one)."""
     with (
         monitored("train-acrlsd", experiment),
         Progress("train-acrlsd", 100, "iteration") as progress,

@@ -86,9 +86,9 @@ def test_services_are_hardened_and_answer_on_loopback_alone() -> None:
         assert writable == (["prometheus-data:/prometheus"] if name == "prometheus" else []), name
 
 
-def test_the_password_of_grafana_is_a_file_and_stands_in_none_of_ours() -> None:
-    told = _yaml("compose.monitoring.yaml")
-    environment = told["services"]["grafana"]["environment"]
+def test_the_password_of_grafana_is_a_file_and_is_in_no_other_file() -> None:
+    compose = _yaml("compose.monitoring.yaml")
+    environment = compose["services"]["grafana"]["environment"]
     assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/run/secrets/grafana_password"
     assert [name for name in environment if "PASSWORD" in name] == ["GF_SECURITY_ADMIN_PASSWORD__FILE"]
-    assert told["services"]["grafana"]["secrets"] == list(told["secrets"]) == ["grafana_password"]
+    assert compose["services"]["grafana"]["secrets"] == list(compose["secrets"]) == ["grafana_password"]

@@ -1,4 +1,4 @@
-"""The dashboard and the documentation ask what Prometheus takes, of metrics and labels that stages tell."""
+"""Expressions of the dashboard and the documentation: Prometheus accepts them, stages report their metrics."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ ALARMS = re.findall(r"`((?:deriv|lsdflow)[^`]* (?:==|>) [^`]*)`", PAGE)
 EXPRESSIONS = [*(target["expr"] for target in TARGETS), *ALARMS]
 # What Grafana puts in for its variables.
 VARIABLES = {"$experiment": ".*", "$stage": "a|b", "$__rate_interval": "1m"}
-Told = dict[str, set[str]]
+MetricLabels = dict[str, set[str]]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> MetricLabels:
     """Labels by the name of the sample: of a stage of blocks and of a training, at work and ended."""
-    found: Told = {}
+    found: MetricLabels = {}
     for unit in ("block", "iteration"):
         experiment = make_experiment(tmp_path_factory.mktemp(unit) / "e", every_s=0)
         (experiment.layout.stage_runs("watched") / FOLDER).mkdir(parents=True)
@@ -63,11 +63,13 @@ def test_prometheus_takes_every_expression(programs: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("expression", [*EXPRESSIONS, *QUERIES])
-def test_every_metric_and_label_that_is_asked_for_is_told_by_stages(told: Told, expression: str) -> None:
+def test_every_metric_and_label_that_is_asked_for_is_reported_by_stages(
+    reported: MetricLabels, expression: str
+) -> None:
     names = re.findall(r"lsdflow_\w+", expression)
     assert names
-    assert set(names) <= set(told)
-    known = set.union(*(told[name] for name in names))
+    assert set(names) <= set(reported)
+    known = set.union(*(reported[name] for name in names))
     matched = re.findall(r"(\w+)(?:=~|!~|!=|=)\"", expression)
     grouped = [
         label for some in re.findall(r"\b(?:by|ignoring|on) \(?([\w, ]+)\)", expression) for label in some.split(", ")
@@ -84,7 +86,7 @@ def test_legends_name_labels_that_are_left(target: dict[str, str]) -> None:
     assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= {*first.split(", ")} - {"le"}
 
 
-def test_the_table_of_the_documentation_has_every_metric_and_no_other(told: Told) -> None:
+def test_the_table_of_the_documentation_has_every_metric_and_no_other(reported: MetricLabels) -> None:
     rows = re.findall(r"^\| (`[a-z_`, {}]+`) \|", PAGE, re.MULTILINE)
     shown = {f"lsdflow_{name}" for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
-    assert shown == {re.sub(r"(seconds)_(?:bucket|sum|count)$", r"\1", name) for name in told}
+    assert shown == {re.sub(r"(seconds)_(?:bucket|sum|count)$", r"\1", name) for name in reported}

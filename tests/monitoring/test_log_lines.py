@@ -37,9 +37,9 @@ def test_a_line_has_every_field_whatever_the_message_holds(monkeypatch: pytest.M
     monkeypatch.setenv("LSDFLOW_JOB", "17 restart 1")
     line = JsonLines("watershed").format(_record('two\nlines, "quotes" and µ: %s', {1}, block=3))
     assert "\n" not in line
-    told = json.loads(line)
-    datetime.fromisoformat(told.pop("time"))
-    assert told == {
+    record = json.loads(line)
+    datetime.fromisoformat(record.pop("time"))
+    assert record == {
         "level": "WARNING",
         "stage": "watershed",
         "host": socket.gethostname(),
@@ -67,7 +67,7 @@ def test_events_of_a_run_are_its_log_and_a_fault_has_its_traceback(tmp_path: Pat
     assert len((folder / "log.txt").read_text().splitlines()) > 2
 
 
-def test_quiet_tells_errors_and_no_warnings() -> None:
+def test_quiet_reports_errors_and_no_warnings() -> None:
     code = (
         "import logging; from lsdflow_command.console import set_loudness, start_logging; start_logging();"
         "set_loudness('quiet'); logging.warning('careful'); logging.error('broken')"

@@ -1,4 +1,4 @@
-"""The numbers that Prometheus is told, without a Prometheus: counters, buckets, labels, of attempts that are known."""
+"""The numbers that Prometheus gets, without a Prometheus: counters, buckets, labels, of attempts that are known."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def counted(*attempts: Attempt) -> BlockCounts:
     return counts
 
 
-def told(metrics: StageMetrics) -> Series:
+def samples_of(metrics: StageMetrics) -> Series:
     """Samples by name."""
     found: Series = {}
     for family in text_string_to_metric_families(metrics.text().decode()):
@@ -66,7 +66,7 @@ def test_memory_of_gpus_is_that_of_workers_that_were_heard_of() -> None:
     assert (counts.gpu_bytes(50), counts.gpu_bytes(0), counts.gpu_bytes(500)) == (5, 105, 0)
 
 
-def test_a_run_tells_only_its_own_attempts_with_its_labels(tmp_path: Path) -> None:
+def test_a_run_reports_only_its_own_attempts_with_its_labels(tmp_path: Path) -> None:
     experiment = make_experiment(tmp_path / "a", every_s=0)
     file = experiment.layout.stage_runs("watched") / FOLDER / "20260101T000000-1-n1.tsv"
     file.parent.mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_a_run_tells_only_its_own_attempts_with_its_labels(tmp_path: Path) -> No
         with file.open("a") as more:
             more.write(line.format(block=2))
         progress.advance()
-        found = told(StageMetrics(monitor))
+        found = samples_of(StageMetrics(monitor))
     own = {"experiment": "a", "stage": "watched", "host": socket.gethostname(), "pid": str(os.getpid())}
     assert set(own) == set(LABELS)
     assert found["lsdflow_block_attempts_total"] == [({**own, "outcome": "done"}, 1), ({**own, "outcome": "failed"}, 0)]

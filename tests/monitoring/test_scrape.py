@@ -31,8 +31,8 @@ def test_blocks_in_prometheus_are_those_of_the_done_marks(watched: Watched, job:
     assert watched.value(f"lsdflow_block_retries_total{of}") == 1
     for outcome in ("done", "failed"):
         counted = sum(attempt.outcome == outcome for attempt in attempts)
-        told = watched.value(f'lsdflow_block_attempts_total{{job="{job}",stage="watched",outcome="{outcome}"}}')
-        assert told == counted == {"done": BLOCKS - 1, "failed": 1}[outcome]
+        value = watched.value(f'lsdflow_block_attempts_total{{job="{job}",stage="watched",outcome="{outcome}"}}')
+        assert value == counted == {"done": BLOCKS - 1, "failed": 1}[outcome]
     seconds = sum(attempt.seconds for attempt in attempts if attempt.outcome == "done")
     assert watched.value(f"lsdflow_block_seconds_sum{of}") == pytest.approx(seconds)
     assert watched.value(f"lsdflow_block_seconds_count{of}") == BLOCKS - 1
@@ -40,8 +40,8 @@ def test_blocks_in_prometheus_are_those_of_the_done_marks(watched: Watched, job:
 
 def test_labels_name_the_run_and_never_a_block(watched: Watched) -> None:
     (series,) = watched.ask('lsdflow_work_done{job="stage"}')
-    told = {"experiment": "watched", "stage": "watched", "host": socket.gethostname(), "pid": str(watched.stage.pid)}
-    assert {**told, "unit": "block"}.items() <= series["metric"].items()
+    labels = {"experiment": "watched", "stage": "watched", "host": socket.gethostname(), "pid": str(watched.stage.pid)}
+    assert {**labels, "unit": "block"}.items() <= series["metric"].items()
     for found in watched.ask('{__name__=~"lsdflow_.+"}'):
         assert not {"block", "block_id", "number"} & set(found["metric"])
 
@@ -60,7 +60,7 @@ def test_memory_is_that_of_the_process_and_of_its_workers(watched: Watched) -> N
     assert watched.value('lsdflow_written_bytes_total{job="stage"}') > 1000
 
 
-def test_iterations_and_the_parts_of_the_loss_are_told(watched: Watched) -> None:
+def test_iterations_and_the_parts_of_the_loss_are_reported(watched: Watched) -> None:
     assert watched.value('lsdflow_work_done{stage="train-acrlsd",unit="iteration"}') == 40
     assert watched.value('lsdflow_loss{stage="train-acrlsd"}') == 0.75
     for name, value in (("learning_rate", 5e-5), ("patches_per_iteration", 2), ("validation_loss", 0.9)):

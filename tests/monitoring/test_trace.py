@@ -70,8 +70,8 @@ def test_blocks_that_were_done_failed_retried_stopped_and_lost_have_their_rows(e
     lost.write_text(f"2\t1800000000.000\t{KEY[:12]}\tjob 7")
     assert _trace(experiment) == {"trace.tsv": 0, "runs/watershed/trace.tsv": 5}
     rows = _rows(_runs(experiment) / "trace.tsv")
-    told = [(row["block"], row["attempt"], row["status"], row["exit"], row["error"]) for row in rows]
-    assert told == [
+    cells = [(row["block"], row["attempt"], row["status"], row["exit"], row["error"]) for row in rows]
+    assert cells == [
         ("0", "1", "COMPLETED", "0", "-"),
         ("1", "1", "FAILED", "-", "ValueError"),
         ("2", "1", "ABORTED", "-", "Interrupted"),
@@ -117,14 +117,14 @@ def test_every_run_of_a_stage_has_its_row_with_what_it_took(experiment: Experime
         raise BadData("wrong\nhere")
     assert _trace(experiment) == {"trace.tsv": 2}
     rows = _rows(experiment.layout.root / "trace.tsv")
-    told = [(row["name"], row["attempt"], row["status"], row["exit"], row["error"], row["block"]) for row in rows]
-    assert told == [("prepare", "1", "COMPLETED", "0", "-", "-"), ("watershed", "1", "FAILED", "65", "BadData", "-")]
+    cells = [(row["name"], row["attempt"], row["status"], row["exit"], row["error"], row["block"]) for row in rows]
+    assert cells == [("prepare", "1", "COMPLETED", "0", "-", "-"), ("watershed", "1", "FAILED", "65", "BadData", "-")]
     assert int(rows[0]["wchar"]) >= 5000
     assert int(rows[0]["peak_rss"]) > 10e6
     assert int(rows[0]["start"]) <= int(rows[1]["start"])
 
 
-def test_the_columns_are_nextflows_in_their_order_and_then_ours() -> None:
+def test_the_columns_are_nextflows_in_their_order_and_then_the_additional_ones() -> None:
     assert [name for name in COLUMNS if name in NEXTFLOW.split()] == NEXTFLOW.split()
     assert COLUMNS[-5:] == ("block", "attempt", "host", "gpu", "error")
 
@@ -140,7 +140,7 @@ def test_attempts_that_cannot_be_noted_do_not_stop_the_work(
     assert [record.message.split(":")[0] for record in caplog.records] == ["what the blocks take is no longer noted"]
 
 
-def test_attempts_are_numbered_as_they_began_and_each_figure_stands_in_its_column(experiment: Experiment) -> None:
+def test_attempts_are_numbered_as_they_began_and_each_figure_is_in_its_column(experiment: Experiment) -> None:
     """A block of a worker that hangs is given to another one, which is done with it first."""
     folder = _runs(experiment) / FOLDER
     folder.mkdir(parents=True)

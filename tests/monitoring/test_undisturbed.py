@@ -36,7 +36,7 @@ def test_a_folder_that_cannot_be_written_is_one_line_of_the_log(
     experiment = make_experiment(tmp_path / "a", every_s=0.02)
     experiment.layout.metrics.write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING), monitored("watched", experiment):
-        eventually("it is told", lambda: caplog.records)
+        eventually("it is logged", lambda: caplog.records)
         time.sleep(0.1)
     assert [r.message for r in caplog.records if "metrics cannot be written, the run continues" in r.message] == [
         caplog.records[0].message
@@ -125,15 +125,15 @@ def test_a_run_removes_what_dead_processes_of_its_stage_left_and_nothing_else(tm
     assert _files(experiment) == sorted([*kept, own])
 
 
-def test_a_run_that_is_handed_over_is_told_by_the_other_process_alone(tmp_path: Path) -> None:
+def test_a_run_that_is_handed_over_is_reported_by_the_other_process_alone(tmp_path: Path) -> None:
     make_experiment(tmp_path / "a", every_s=0.02)
     experiment = load_experiment(tmp_path / "a", ["compute.metrics_address=0"])
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         with monitored("train-lsd", experiment, run_pid=other.pid) as monitor:
             eventually("a file", lambda: _files(experiment))
-            told = urllib.request.urlopen(f"http://127.0.0.1:{monitor.port}/metrics", timeout=60).read().decode()
+            text = urllib.request.urlopen(f"http://127.0.0.1:{monitor.port}/metrics", timeout=60).read().decode()
             now = int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{other.pid}/status").read_text())[0]) * 1024
-            of_process = re.findall(r'lsdflow_resident_bytes\{.*of="process".*\} (\S+)', told)
+            of_process = re.findall(r'lsdflow_resident_bytes\{.*of="process".*\} (\S+)', text)
             assert float(of_process[0]) == pytest.approx(now, rel=0.1)
             hand_over()
             eventually("the file goes", lambda: not _files(experiment))

@@ -79,8 +79,8 @@ def test_bf16_differs_by_its_own_rounding() -> None:
         exact = network(x)
     found = CpuUNet(network, "bf16")(x)
     for name in ("lsds", "affs"):
-        mine, theirs = ((v[name] - exact[name]).abs().mean() for v in (found, eager))
-        assert float(mine) < 1.5 * float(theirs)
+        mine, other = ((v[name] - exact[name]).abs().mean() for v in (found, eager))
+        assert float(mine) < 1.5 * float(other)
         assert float(mine) > 0
 
 

@@ -59,6 +59,6 @@ def test_raw_and_lsds_and_views_of_larger_windows(tmp_path: Path) -> None:
     np.testing.assert_array_equal(levels.numpy(), quantise_u8(predictor.predict(seen)["affs"]))
 
 
-def test_nan_is_told(tmp_path: Path) -> None:
+def test_nan_is_reported(tmp_path: Path) -> None:
     predictor = a_predictor(tmp_path, "mtlsd", fill=float("nan"))
     assert not predictor.grey_levels(bytes_of(predictor), None, ("affs",))[1]

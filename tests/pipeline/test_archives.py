@@ -62,7 +62,7 @@ def test_what_an_earlier_contract_left_is_verified_and_not_done_again(archived: 
     assert path.read_bytes() == before
 
 
-def test_a_later_stage_goes_on_from_the_graph_of_an_earlier_contract_with_the_same_bits(archived: Experiment) -> None:
+def test_a_later_stage_resumes_from_the_graph_of_an_earlier_contract_with_the_same_bits(archived: Experiment) -> None:
     layout = archived.layout
     wanted = open_volume(made(layout, "segment"), "volumes/segmentation")
     voxels, identity = wanted.read(wanted.box), read_manifest(layout, "segment").identity
@@ -81,7 +81,7 @@ def test_a_later_stage_goes_on_from_the_graph_of_an_earlier_contract_with_the_sa
 def test_scores_of_an_earlier_contract_are_verified_and_scored_anew_the_same(archived: Experiment) -> None:
     layout = archived.layout
     scores = layout.report / "scores.json"
-    told = json.loads(scores.read_text())
+    expected = json.loads(scores.read_text())
     assert evaluate.verify(archived)["verified"]
     layout.manifest("evaluate").unlink()
     scores.unlink()
@@ -89,4 +89,4 @@ def test_scores_of_an_earlier_contract_are_verified_and_scored_anew_the_same(arc
         shutil.rmtree(folder)
     evaluate.run(archived)
     found = json.loads(scores.read_text())
-    assert {name: found[name] for name in told} == told
+    assert {name: found[name] for name in expected} == expected

@@ -166,7 +166,7 @@ def run_all_patiently(experiment: Experiment) -> None:
         stage.run(experiment)
 
 
-def test_graphs_of_other_parameters_lie_side_by_side_in_the_database(
+def test_graphs_of_other_parameters_are_side_by_side_in_the_database(
     reference: Experiment, mongod: Any, tmp_path: Path
 ) -> None:
     database = f"replace-{tmp_path.name}"[:60]

@@ -24,7 +24,7 @@ BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))
 # 6.5 minutes on two cores and are as good as the profile's 800. Its minutes are a last resort.
 MTLSD_ITERATIONS = 500
 MINUTES = {"mtlsd": {"train-acrlsd": 25.0}, "acrlsd": {"train-lsd": 2.4, "train-acrlsd": 3.1}}
-# CI trains acrlsd for a part of that: its numbers are told, not judged.
+# CI trains acrlsd for a part of that: its numbers are printed, not judged.
 ACRLSD_SHARE = float(os.environ.get("LSDFLOW_ACRLSD_SHARE", "1"))
 GOAL_VOI_BITS = 2.4
 PEAK_RSS_MIB = 4096
@@ -64,8 +64,8 @@ def _segmented(folder: Path, mode: str, volume: Path) -> dict:
     layout = ExperimentLayout(folder)
     minutes = {s: read_manifest(layout, s).facts["minutes"] for s in MINUTES[mode]}
     scores = json.loads((layout.report / "scores.json").read_text())
-    told = {k: scores[k] for k in ("voi", "voi_split", "voi_merge", "adapted_rand_error", "threshold")}
-    print(f"\nREAL {mode}: trained {minutes} minutes; z >= 160: {told}")
+    result = {k: scores[k] for k in ("voi", "voi_split", "voi_merge", "adapted_rand_error", "threshold")}
+    print(f"\nREAL {mode}: trained {minutes} minutes; z >= 160: {result}")
     return scores
 
 

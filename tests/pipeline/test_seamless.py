@@ -186,7 +186,7 @@ def test_super_blocks_give_the_answer_of_the_whole_graph_and_every_pass_is_verif
     assert "pass" not in status
 
 
-def test_status_tells_of_the_pass_that_is_at_work(tmp_path: Path) -> None:
+def test_status_reports_the_pass_that_is_at_work(tmp_path: Path) -> None:
     experiment = predicted(tmp_path / "begun", **SUPER_BLOCKS)
     watershed.run(experiment)
     before = agglomerate.status(experiment)

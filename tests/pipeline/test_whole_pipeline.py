@@ -199,7 +199,7 @@ def _assert_same_files(folder: Path, reference: Path) -> None:
 
 
 def _written(folder: Path) -> set[tuple[Path, int]]:
-    """Every artefact with its time of writing; runs/ and metrics/ tell of each call, locks are no artefacts."""
+    """Every artefact with its time of writing; runs/ and metrics/ record each call, locks are no artefacts."""
     files = (
         p
         for p in folder.rglob("*")
@@ -239,7 +239,7 @@ def _files_of(folder: Path) -> dict[str, list[Path]]:
 def test_repair_makes_again_the_one_lost_block_of_every_stage_and_nothing_else(reference: Path) -> None:
     folder = reference.parent / "repaired"
     shutil.copytree(reference, folder)
-    # A copy lies elsewhere: what depends on times of files (masks) is none of this experiment.
+    # A copy is elsewhere: what depends on times of files (masks) is none of this experiment.
     whole = _identities(folder, (*BLOCK_STAGES, "evaluate"))
     for stage, files in _files_of(folder).items():
         victim, before = files[len(files) // 2], {path: path.stat().st_mtime_ns for path in files}

@@ -1,4 +1,4 @@
-"""Tests that CI has no time for, because its machine is slow or starved by its host: left out, and told (.ci/run)."""
+"""Tests that CI has no time for, because its machine is slow or starved by its host: reported as left out (.ci/run)."""
 
 from __future__ import annotations
 

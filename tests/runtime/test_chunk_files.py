@@ -71,7 +71,7 @@ def _opened(tmp_path: Path) -> Volume:
     return open_volume(tmp_path / "v.zarr", "a")
 
 
-def _ours(tmp_path: Path, zarr_format: int = 3, spec=FRAGMENTS, block=BLOCK) -> tuple[OutputArray, np.ndarray]:
+def _written_array(tmp_path: Path, zarr_format: int = 3, spec=FRAGMENTS, block=BLOCK) -> tuple[OutputArray, np.ndarray]:
     output = OutputArray(tmp_path / "v.zarr", spec, GRID, GRID.box, block, zarr_format)
     output.create({"key": "k"})
     leading = (spec.channels,) if spec.channels else ()
@@ -110,7 +110,7 @@ def test_what_we_write_is_read_by_zarr_python_with_the_same_values(tmp_path: Pat
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("spec", [RAW, FRAGMENTS, AFFS, LSDS])
 def test_arrays_of_lsdflow_are_read_by_zarr_python(tmp_path: Path, spec, zarr_format: int) -> None:
-    output, values = _ours(tmp_path, zarr_format, spec)
+    output, values = _written_array(tmp_path, zarr_format, spec)
     assert np.array_equal(zarr.open_array(output.folder, mode="r")[:], values)
 
 
@@ -126,7 +126,7 @@ def test_arrays_of_another_form_than_we_make_are_left_to_zarr_python(
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_voxels_of_lsdflow_are_read_without_zarr_python(tmp_path: Path, zarr_format: int) -> None:
-    output, _ = _ours(tmp_path, zarr_format)
+    output, _ = _written_array(tmp_path, zarr_format)
     assert output.open()._files is not None
 
 
@@ -182,7 +182,7 @@ def test_chunks_are_coded_on_no_more_cores_than_the_job_was_given(
 
 
 def test_a_write_leaves_other_blocks_untouched(tmp_path: Path) -> None:
-    output, values = _ours(tmp_path)
+    output, values = _written_array(tmp_path)
     before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in _chunk_files(output.folder)}
     box = Box((16, 0, 0), (4, 16, 9))
     output.open().write(box, np.zeros(box.shape_vox, np.uint64))
@@ -193,14 +193,14 @@ def test_a_write_leaves_other_blocks_untouched(tmp_path: Path) -> None:
 
 
 def test_an_open_volume_sees_what_another_writer_wrote(tmp_path: Path) -> None:
-    output, _ = _ours(tmp_path)
+    output, _ = _written_array(tmp_path)
     reader = output.open()
     reader.read(GRID.box)
     output.open().write(GRID.box, _values(seed=5))
     assert np.array_equal(reader.read(GRID.box), _values(seed=5))
 
 
-def _read_or_told(volume: Volume, values: np.ndarray) -> np.ndarray | None:
+def _read_or_reported(volume: Volume, values: np.ndarray) -> np.ndarray | None:
     """What was read if it is wrong; None if it is right, as after a change of what means nothing, or was refused."""
     try:
         read = volume.read(volume.box)
@@ -212,14 +212,14 @@ def _read_or_told(volume: Volume, values: np.ndarray) -> np.ndarray | None:
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("block", [(16, 16, 16), (134, 1, 9)])
 def test_every_flipped_byte_of_a_chunk_is_an_error(tmp_path: Path, zarr_format: int, block) -> None:
-    output, values = _ours(tmp_path, zarr_format, RAW, block)
+    output, values = _written_array(tmp_path, zarr_format, RAW, block)
     chunk = _chunk_files(output.folder)[0]
     whole = chunk.read_bytes()
     volume = output.open()
     unnoticed = []
     for place in range(0, len(whole), max(1, len(whole) // 40)):
         chunk.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
-        if _read_or_told(volume, values) is not None:
+        if _read_or_reported(volume, values) is not None:
             unnoticed.append(place)
     assert unnoticed == []
 
@@ -227,7 +227,7 @@ def test_every_flipped_byte_of_a_chunk_is_an_error(tmp_path: Path, zarr_format: 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("left", [0, 3, 0.5, 0.99])
 def test_a_cut_off_chunk_is_an_error(tmp_path: Path, zarr_format: int, left: float) -> None:
-    output, _ = _ours(tmp_path, zarr_format)
+    output, _ = _written_array(tmp_path, zarr_format)
     chunk = _chunk_files(output.folder)[0]
     content = chunk.read_bytes()
     chunk.write_bytes(content[: int(left if left >= 1 else left * len(content))])
@@ -239,7 +239,7 @@ def test_a_cut_off_chunk_is_an_error(tmp_path: Path, zarr_format: int, left: flo
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_a_chunk_of_zero_bytes_as_a_power_cut_leaves_it_is_an_error(tmp_path: Path, zarr_format: int) -> None:
-    output, _ = _ours(tmp_path, zarr_format)
+    output, _ = _written_array(tmp_path, zarr_format)
     chunk = _chunk_files(output.folder)[0]
     chunk.write_bytes(bytes(chunk.stat().st_size))
     with pytest.raises(BadData, match="cannot be read"):
@@ -274,7 +274,7 @@ def test_a_writer_that_is_killed_leaves_the_old_chunk_or_the_new_one(
     tmp_path: Path, zarr_format: int, step: str, left: str
 ) -> None:
     """Killed when the new file is whole but not yet in its place, and just after."""
-    output, values = _ours(tmp_path, zarr_format, block=SHAPE)
+    output, values = _written_array(tmp_path, zarr_format, block=SHAPE)
     ended = subprocess.run([sys.executable, "-c", KILLED.format(step=step), str(output.path)], check=False)
     assert ended.returncode == -9
     expected = values if left == "old" else np.zeros_like(values)
@@ -288,7 +288,7 @@ def test_a_writer_that_is_killed_leaves_the_old_chunk_or_the_new_one(
 def test_a_full_disk_is_reported_and_leaves_the_old_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zarr_format: int
 ) -> None:
-    output, values = _ours(tmp_path, zarr_format)
+    output, values = _written_array(tmp_path, zarr_format)
     files = sorted(p for p in output.folder.rglob("*") if p.is_file())
 
     def full(_path: Path, _target: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_full_disk_is_reported_and_leaves_the_old_chunk(
 def test_a_storage_that_fails_while_a_chunk_is_read_is_no_damaged_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zarr_format: int
 ) -> None:
-    output, _ = _ours(tmp_path, zarr_format)
+    output, _ = _written_array(tmp_path, zarr_format)
     volume = output.open()
 
     def fail(_files: ChunkFiles, _index: object) -> np.ndarray:
@@ -322,7 +322,7 @@ def test_a_storage_that_fails_while_a_chunk_is_read_is_no_damaged_chunk(
 def test_what_is_made_durable_is_the_files_of_the_box_and_all_folders_up_to_the_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zarr_format: int
 ) -> None:
-    output, _ = _ours(tmp_path, zarr_format)
+    output, _ = _written_array(tmp_path, zarr_format)
     synced: list[Path] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
     output.open().make_durable(Box((16, 0, 0), (4, 16, 9)))
@@ -331,7 +331,7 @@ def test_what_is_made_durable_is_the_files_of_the_box_and_all_folders_up_to_the_
 
 
 def test_a_block_is_durable_before_its_checksum_can_be_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output, values = _ours(tmp_path, block=SHAPE)
+    output, values = _written_array(tmp_path, block=SHAPE)
     block = block_plan(GRID.box, SHAPE, (0, 0, 0), "toy").block(0)
     durable: list[Box] = []
     monkeypatch.setattr(Volume, "make_durable", lambda _volume, box: durable.append(box))

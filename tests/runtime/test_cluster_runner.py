@@ -40,8 +40,8 @@ def start() -> Iterator[Start]:
         command = [sys.executable, "-m", "lsdflow_toy.cli", verb, "--experiment", str(experiment.path)]
         for override in (*(("compute.runner=cluster",) if verb == "run" else ()), *overrides):
             command += ["--set", override]
-        told = {"PYTHONPATH": str(TOY), "LSDFLOW_HOST": "127.0.0.1", "LSDFLOW_SUBMISSION": "test", **environment}
-        process = subprocess.Popen(command, env={**os.environ, **told}, stderr=subprocess.PIPE, text=True)
+        variables = {"PYTHONPATH": str(TOY), "LSDFLOW_HOST": "127.0.0.1", "LSDFLOW_SUBMISSION": "test", **environment}
+        process = subprocess.Popen(command, env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True)
         processes.append(process)
         return process
 
@@ -117,10 +117,10 @@ def test_a_coordinator_that_was_replaced_leaves_the_file_of_its_successor(
     assert file.read() == successor
 
 
-@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
 @pytest.mark.parametrize("runner", ["daisy", "cluster"])
-def test_a_signal_ends_a_coordinator_in_the_middle_and_the_next_goes_on(
-    make_experiment: Make, start: Start, reference: str, runner: str, told: signal.Signals
+def test_a_signal_ends_a_coordinator_in_the_middle_and_the_next_resumes(
+    make_experiment: Make, start: Start, reference: str, runner: str, sent: signal.Signals
 ) -> None:
     experiment = make_experiment("a")
     _slow(experiment, 1)
@@ -129,7 +129,7 @@ def test_a_signal_ends_a_coordinator_in_the_middle_and_the_next_goes_on(
     worker = start("worker", experiment) if runner == "cluster" else None
     _wait_for_blocks(experiment, 1)
     begun = time.monotonic()
-    process.send_signal(told)
+    process.send_signal(sent)
     code, text = _end(process)
     assert code == 75, text
     assert time.monotonic() - begun < 15

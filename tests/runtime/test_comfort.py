@@ -53,7 +53,7 @@ def speaking() -> Verbs:
     @app.command()
     def speak(word: str, often: int = 1) -> None:
         LOG.debug("found it at once")
-        LOG.info("goes on")
+        LOG.info("continues")
         LOG.error("went wrong")
         typer.echo(word * often)
 
@@ -63,10 +63,10 @@ def speaking() -> Verbs:
 @pytest.mark.parametrize(
     ("options", "lines"),
     [
-        ([], ["goes on", "went wrong"]),
+        ([], ["continues", "went wrong"]),
         (["--quiet"], ["went wrong"]),
         (["-q"], ["went wrong"]),
-        (["--verbose"], ["found it at once", "goes on", "went wrong"]),
+        (["--verbose"], ["found it at once", "continues", "went wrong"]),
     ],
 )
 def test_quiet_leaves_errors_and_the_result_verbose_adds_what_helps_to_find_a_fault(
@@ -89,9 +89,9 @@ def test_a_log_file_keeps_what_quiet_hides(bare_logging: None, tmp_path: Path) -
     file = logging.FileHandler(tmp_path / "log.txt")
     logging.getLogger().addHandler(file)
     console.set_loudness("quiet")
-    LOG.info("goes on")
+    LOG.info("continues")
     file.close()
-    assert (tmp_path / "log.txt").read_text() == "goes on\n"
+    assert (tmp_path / "log.txt").read_text() == "continues\n"
 
 
 def test_quiet_and_verbose_together_are_refused(bare_logging: None) -> None:
@@ -125,7 +125,7 @@ def test_colour_is_for_terminals_unless_the_user_says_otherwise(
         monkeypatch.delenv(name, raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    assert ("\x1b[" in console.error_text("it broke\n   fix: mend it", stream)) is wanted
+    assert ("\x1b[" in console.error_text("it broke\n   fix: repair it", stream)) is wanted
 
 
 def test_folders_of_experiments_come_first_and_others_as_the_way_to_one(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class Empty(Stage):
 
 
 class Sleepy(Empty):
-    """A stage that is told to stop while a class is made, as in the middle of an import."""
+    """A stage that is asked to stop while a class is made, as in the middle of an import."""
 
     def run(self, experiment: Experiment) -> None:
         del experiment
@@ -56,7 +56,7 @@ class Sleepy(Empty):
 
 
 class Unhelpful(Empty):
-    """A stage that is told to stop under a library that makes an error of its own of whatever it meets."""
+    """A stage that is asked to stop under a library that makes an error of its own of whatever it meets."""
 
     def run(self, experiment: Experiment) -> None:
         del experiment
@@ -68,7 +68,7 @@ class Unhelpful(Empty):
 
 
 class Faulty(Empty):
-    """A stage with a mistake of ours."""
+    """A stage with an internal error."""
 
     repairable = True
 

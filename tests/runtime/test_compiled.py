@@ -89,10 +89,10 @@ def test_a_command_keeps_code_in_a_private_folder_of_the_user(
     for variable, folder in named.items():
         monkeypatch.setenv(variable, str(tmp_path / folder))
     use_own_code_cache()
-    ours = tmp_path / "home" / ".cache" / "lsdflow"
-    assert os.environ["NUMBA_CACHE_DIR"] == str(ours / "numba")
+    own = tmp_path / "home" / ".cache" / "lsdflow"
+    assert os.environ["NUMBA_CACHE_DIR"] == str(own / "numba")
     assert has_code_cache()
-    assert ours.stat().st_mode & 0o777 == 0o700
+    assert own.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("harm", ["others may write", "a link", "no home", "a file"])
@@ -101,16 +101,16 @@ def test_code_is_not_loaded_from_a_folder_that_others_could_have_filled(
 ) -> None:
     _forget(monkeypatch)
     monkeypatch.setenv("HOME", "" if harm == "no home" else str(tmp_path))
-    ours = tmp_path / ".cache" / "lsdflow"
-    ours.parent.mkdir()
+    own = tmp_path / ".cache" / "lsdflow"
+    own.parent.mkdir()
     if harm == "others may write":
-        ours.mkdir()
-        ours.chmod(0o777)
+        own.mkdir()
+        own.chmod(0o777)
     elif harm == "a link":
-        (tmp_path / "theirs").mkdir(mode=0o700)
-        ours.symlink_to(tmp_path / "theirs")
+        (tmp_path / "foreign").mkdir(mode=0o700)
+        own.symlink_to(tmp_path / "foreign")
     elif harm == "a file":
-        ours.touch()
+        own.touch()
     use_own_code_cache()
     assert "NUMBA_CACHE_DIR" not in os.environ
 

@@ -31,7 +31,7 @@ def dropped_signal() -> None:
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-def test_work_goes_on_after_a_dropped_signal_until_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_continues_after_a_dropped_signal_until_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lsdflow_command.interruption.SAME_SECONDS", 0.0)
     reached = []
 

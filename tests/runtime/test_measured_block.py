@@ -1,4 +1,4 @@
-"""A measured block leaves the experiment as it was, and tells what really lies in the throw-away folder."""
+"""A measured block leaves the experiment as it was, and reports what is really in the throw-away folder."""
 
 from __future__ import annotations
 

@@ -81,11 +81,11 @@ def test_a_full_uri_with_the_authority_connects_and_stores(make_experiment: Make
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [("", "TLS"), ("tls=true", "certificate"), ("tls=true&tlsAllowInvalidHostnames=true", "certificate")],
 )
 def test_without_tls_or_without_the_authority_it_is_exit_69_at_once_and_the_password_is_not_printed(
-    make_experiment: Make, options: str, told: str
+    make_experiment: Make, options: str, message: str
 ) -> None:
     experiment = make_experiment(options)
     password = experiment.resolve(experiment.store.uri_file or "").read_text().split("@")[0].rsplit(":", 1)[1]
@@ -97,6 +97,6 @@ def test_without_tls_or_without_the_authority_it_is_exit_69_at_once_and_the_pass
         open_store(experiment).rag.write_nodes("k", 0, NODES)
     assert time.monotonic() - started < 30
     for text in (done.output, raised.value.message()):
-        assert told in text
+        assert message in text
         assert "does not answer" in text
         assert password not in text

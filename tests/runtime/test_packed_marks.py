@@ -78,7 +78,7 @@ def assert_all_agree(marks: DoneMarks, wanted: dict[int, dict[str, Any]]) -> Non
 numbers = st.integers(0, BLOCKS - 1)
 actions = st.one_of(
     st.tuples(st.just("mark"), numbers),
-    st.tuples(st.just("take back"), st.lists(numbers, min_size=1, max_size=3)),
+    st.tuples(st.just("remove"), st.lists(numbers, min_size=1, max_size=3)),
     st.tuples(st.just("pack"), st.booleans()),
     st.tuples(st.just("killed before the rename"), st.booleans()),
     st.tuples(st.just("killed between rename and removal"), st.booleans()),
@@ -109,24 +109,24 @@ def kill_in(patch: pytest.MonkeyPatch, what: str) -> None:
 @pytest.mark.usefixtures("small_packs")
 @given(st.lists(actions, max_size=25))
 @settings(max_examples=120, deadline=None)
-def test_any_order_of_marking_packing_taking_back_and_kills_leaves_the_same_blocks_done(taken: list[Any]) -> None:
+def test_any_order_of_marking_packing_removing_and_kills_leaves_the_same_blocks_done(taken: list[Any]) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         marks, wanted = DoneMarks(Path(folder) / "stage" / "key"), {}
-        for attempt, (what, told) in enumerate(taken):
+        for attempt, (what, argument) in enumerate(taken):
             if what == "mark":
-                wanted[told] = record_of(told, attempt)
-                marks.mark_done(told, wanted[told])
-            elif what == "take back":
-                marks.remove(*told)
-                wanted = {number: record for number, record in wanted.items() if number not in told}
+                wanted[argument] = record_of(argument, attempt)
+                marks.mark_done(argument, wanted[argument])
+            elif what == "remove":
+                marks.remove(*argument)
+                wanted = {number: record for number, record in wanted.items() if number not in argument}
             elif what == "pack":
-                marks.pack(BLOCKS, all_of_them=told)
-                assert not told or single(marks) == set()
+                marks.pack(BLOCKS, all_of_them=argument)
+                assert not argument or single(marks) == set()
             else:
                 with pytest.MonkeyPatch.context() as patch:
                     kill_in(patch, what)
                     with contextlib.suppress(Killed):
-                        marks.pack(BLOCKS, all_of_them=told)
+                        marks.pack(BLOCKS, all_of_them=argument)
             assert_all_agree(marks, wanted)
 
 
@@ -201,7 +201,7 @@ def test_every_flipped_bit_of_a_pack_is_noticed_or_does_no_harm(tmp_path: Path) 
 
 
 def read_marks(folder: Path, floor: Path, failures: Any) -> None:
-    """Look at the marks in every way while they are made and packed: block n is done if the file has n bytes."""
+    """Read the marks in every way while they are made and packed: block n is done if the file has n bytes."""
     marks, chance, reads = DoneMarks(folder), random.Random(0), 0
     least = 0
     while least < 300:
@@ -210,7 +210,7 @@ def read_marks(folder: Path, floor: Path, failures: Any) -> None:
         if not wanted <= marks.done():
             failures.put(f"done() missed some of {least}")
         if marks.count_done() < least:
-            failures.put(f"count_done() told less than {least}")
+            failures.put(f"count_done() returned less than {least}")
         if least and not (marks.is_done(one) and marks.record(one)["block"] == one):
             failures.put(f"block {one} of {least} was not found")
         if reads % 5 == 0 and not wanted <= set(marks.records()):
@@ -224,8 +224,8 @@ def test_readers_in_other_processes_never_miss_a_done_mark_while_marks_are_packe
     marks, floor = DoneMarks(memory / "work"), memory / "floor"
     floor.touch()
     context = multiprocessing.get_context("fork")
-    told = context.Queue()
-    readers = [context.Process(target=read_marks, args=(marks.folder, floor, told)) for _ in range(2)]
+    results = context.Queue()
+    readers = [context.Process(target=read_marks, args=(marks.folder, floor, results)) for _ in range(2)]
     for reader in readers:
         reader.start()
     with floor.open("ab", buffering=0) as file:
@@ -233,7 +233,7 @@ def test_readers_in_other_processes_never_miss_a_done_mark_while_marks_are_packe
             marks.mark_done(number, record_of(number))
             file.write(b"x")
             marks.pack(300, all_of_them=number % 3 == 0)
-    reads = [told.get(timeout=600) for _ in readers]
+    reads = [results.get(timeout=600) for _ in readers]
     for reader in readers:
         reader.join(60)
     assert all(isinstance(found, int) and found > 10 for found in reads), reads
@@ -295,7 +295,7 @@ run(load_experiment(Path(sys.argv[1]), ["compute.runner=daisy", "compute.workers
 
 
 @pytest.mark.slow
-def test_a_run_of_many_tiny_blocks_killed_in_the_middle_goes_on_to_the_same_bits(memory: Path) -> None:
+def test_a_run_of_many_tiny_blocks_killed_in_the_middle_resumes_to_the_same_bits(memory: Path) -> None:
     from lsdflow_tiny.stage import block_task, run
 
     whole = run(tiny(memory / "serial", "serial"))

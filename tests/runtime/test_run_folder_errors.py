@@ -1,4 +1,4 @@
-"""How a run ended stands whole in its own log; on stderr it is told once, a fault of ours without its traceback."""
+"""The log of a run holds the whole error that ended it; stderr shows it once, without the traceback."""
 
 from __future__ import annotations
 

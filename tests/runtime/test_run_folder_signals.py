@@ -1,4 +1,4 @@
-"""Ctrl-C, and a terminal that is gone, end a stage as a scheduler's SIGTERM does: 75, told once, outcome.json too."""
+"""Ctrl-C, and a terminal that is gone, end a stage as a scheduler's SIGTERM does: 75, one message, outcome.json."""
 
 from __future__ import annotations
 

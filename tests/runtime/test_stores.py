@@ -262,7 +262,7 @@ def test_marks_of_other_works_and_stages_are_not_seen(store: Store) -> None:
     assert store.blocks("segment", "a").failed() == {13}
 
 
-def test_a_mark_is_taken_back_alone(store: Store) -> None:
+def test_a_mark_is_removed_alone(store: Store) -> None:
     marks = store.blocks("agglomerate", "a")
     for number in (3, 4):
         marks.mark_done(number, {"checksums": {"edges_mean": "x"}})

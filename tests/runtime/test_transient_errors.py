@@ -68,7 +68,7 @@ def test_our_own_error_over_it_counts_as_well(pauses: list[float], tmp_path: Pat
     assert (disk.done, len(pauses)) == ([1], 1)
 
 
-def test_a_storage_that_goes_on_failing_is_an_error(pauses: list[float]) -> None:
+def test_a_storage_that_keeps_failing_is_an_error(pauses: list[float]) -> None:
     disk = Disk(*(failing(errno.EIO) for _ in range(len(PAUSES_S) + 1)))
     with pytest.raises(OSError, match="Input/output error"):
         try_block(disk.do_block, 1)
@@ -88,7 +88,7 @@ def test_what_no_retry_can_solve_is_an_error_at_once(pauses: list[float], error:
 def test_a_stop_is_heard_before_the_block_is_done_again(monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> None:
     def asked() -> None:
         if pauses:
-            raise Interrupted("told to stop")
+            raise Interrupted("asked to stop")
 
     monkeypatch.setattr(transient_errors, "end_if_asked", asked)
     disk = Disk(failing(errno.EIO))

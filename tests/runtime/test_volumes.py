@@ -1,4 +1,4 @@
-"""Arrays of ours: what was written is read, what was lost is an error, what lies outside is as asked."""
+"""Arrays of lsdflow: what was written is read, what was lost is an error, what is outside gets the chosen value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No code of ours runs text or reads a pickle, and no shell is asked: a lint, which is itself tried on bad snippets."""
+"""No code of lsdflow runs text, reads a pickle or calls a shell: a lint, which is itself tried on bad snippets."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_lint_leaves_sound_code_alone(code_lint: ModuleType, text: str) -> N
     assert code_lint.findings(text) == []
 
 
-def test_no_code_of_ours_runs_text_reads_pickles_or_asks_a_shell(code_lint: ModuleType, tracked: list[Path]) -> None:
+def test_no_code_of_lsdflow_runs_text_reads_pickles_or_asks_a_shell(code_lint: ModuleType, tracked: list[Path]) -> None:
     sources = [p for p in tracked if p.suffix == ".py" and p.relative_to(REPOSITORY).as_posix().startswith(FOLDERS)]
     assert len(sources) > 150
     found = [

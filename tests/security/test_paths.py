@@ -100,7 +100,7 @@ def test_a_path_is_used_as_it_is_written(tmp_path: Path, value: str) -> None:
 
 
 def container_of(form: str, folder: Path) -> Path:
-    """A container of a format with one array `inside`; beside it lies another, `outside`."""
+    """A container of a format with one array `inside`; beside it is another, `outside`."""
     path = folder / f"c.{form}"
     if form == "hdf5":
         with h5py.File(path, "w") as file:
@@ -128,7 +128,7 @@ def test_no_reader_follows_a_dataset_out_of_its_container(tmp_path: Path, form: 
     assert raised.value.exit_code == 78
 
 
-def test_masks_and_truth_of_the_stages_are_looked_for_in_their_container_alone(tmp_path: Path) -> None:
+def test_masks_and_truth_of_the_stages_are_searched_in_their_container_alone(tmp_path: Path) -> None:
     grid = Geometry((10.0, 10.0, 10.0), (0.0, 0.0, 0.0), (8, 8, 8))
     for name in ("inside", "outside"):
         OutputArray(tmp_path / name, RAW, grid, grid.box, (8, 8, 8)).create({"key": "raw"})

@@ -129,7 +129,7 @@ def test_a_server_that_is_lost_takes_no_password_with_it(
     assert seen.holding(token) == []
 
 
-def test_blocks_that_fail_tell_no_password(
+def test_blocks_that_fail_reveal_no_password(
     experiment: Path, mongod: Any, watched_run: ModuleType, tmp_path: Path
 ) -> None:
     token = named_store(experiment, mongod.uri_file("failing", tmp_path), "failing")

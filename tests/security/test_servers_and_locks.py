@@ -1,4 +1,4 @@
-"""Nothing of ours listens on all addresses; nothing is installed without its hash; versions with known holes are out.
+"""Nothing listens on all addresses; nothing is installed without its hash; versions with known holes are out.
 
 What compose, images, SIFs and the Azure files do beyond this is tested where they are: see docs/security.md.
 """
@@ -52,7 +52,7 @@ def bound_everywhere(text: str) -> list[int]:
     ]
 
 
-def test_no_python_of_ours_binds_without_an_address(tracked: list[Path]) -> None:
+def test_no_python_file_binds_without_an_address(tracked: list[Path]) -> None:
     assert bound_everywhere("s.bind(('', 80))") == [1]
     assert bound_everywhere("HTTPServer(('127.0.0.1', 80), h)") == []
     for path in tracked:

@@ -25,7 +25,7 @@ LABELS = {
     "org.opencontainers.image.version": "0.1.0",
     "lsdflow.image.digest": "sha256:" + "ab" * 32,
 }
-# `inspect` tells the labels of the SIF; `exec` notes its words, and ends with 3.
+# `inspect` prints the labels of the SIF; `exec` logs its arguments, and ends with 3.
 APPTAINER = """#!{bash}
 if [[ $1 == inspect ]]; then echo '{labels}'; exit; fi
 printf '%s\\n' "$@" >>"$0.called"
@@ -50,8 +50,8 @@ def test_a_stage_of_a_run_is_executed_in_the_pinned_image_and_sees_the_base_and_
 ) -> None:
     program = tmp_path / "bin" / "apptainer"
     program.parent.mkdir()
-    told = json.dumps({"data": {"attributes": {"labels": LABELS}}})
-    program.write_text(APPTAINER.format(bash=shutil.which("bash"), labels=told))
+    answer = json.dumps({"data": {"attributes": {"labels": LABELS}}})
+    program.write_text(APPTAINER.format(bash=shutil.which("bash"), labels=answer))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     run = sweep.run_folder(sweep.plan.runs[0])

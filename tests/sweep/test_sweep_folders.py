@@ -122,16 +122,16 @@ def test_a_base_that_finished_with_other_settings_is_refused_and_imported_result
     sweep_file: Write, base: Path
 ) -> None:
     sweep = load_sweep(sweep_file("[axes]\n'segment.threshold' = [0.2]\n"))
-    told = {"prepare": {"finished": True}, "train-acrlsd": {"finished": True}, "predict": {"finished": False}}
+    answers = {"prepare": {"finished": True}, "train-acrlsd": {"finished": True}, "predict": {"finished": False}}
     fake, arguments = FakeStages(), ["run", "--experiment", str(base / "experiment.toml")]
     fake("predict", arguments)
     require_fresh_base(sweep, lambda stage, _arguments: {"predict": {"finished": False}}[stage])
     for stage in ("prepare", "train-acrlsd"):
         fake(stage, arguments)
     with pytest.raises(OutputConflict, match="predict of the base finished with other settings"):
-        require_fresh_base(sweep, lambda stage, _arguments: told[stage])
-    told["predict"] = {"finished": True}
-    require_fresh_base(sweep, lambda stage, _arguments: told[stage])
+        require_fresh_base(sweep, lambda stage, _arguments: answers[stage])
+    answers["predict"] = {"finished": True}
+    require_fresh_base(sweep, lambda stage, _arguments: answers[stage])
 
 
 def test_another_sweep_in_the_same_folder_is_refused_before_a_byte_changes(sweep_file: Write, base: Path) -> None:

@@ -156,19 +156,19 @@ def test_a_damaged_result_is_bad_data_with_its_path(sweep: SweepFolder) -> None:
 
 
 def test_status_and_merge_say_what_there_is_by_server_and_part(sweep: SweepFolder) -> None:
-    def told(code: int, *arguments: str) -> str:
+    def output_of(code: int, *arguments: str) -> str:
         done = CliRunner().invoke(app, ["sweep", *arguments])
         assert done.exit_code == code, done.output
         return done.output
 
     run(sweep, 1, 2, 3, fails=seed_2_fails)
     with claimed(sweep.run_folder(sweep.plan.runs[4])):
-        text = told(0, "status", str(sweep.root), "--parts", "2")
+        text = output_of(0, "status", str(sweep.root), "--parts", "2")
     assert "2 of 6 runs done, 1 failed, 1 running, 2 missing" in text
     assert "part 1/2: 3 runs, 1 done, 1 failed, 1 running" in text
     assert "part 2/2: 3 runs, 1 done, 2 missing" in text
     assert "failed: threshold-0.2_seed-2: segment: segment broke" in text
-    assert "merged/plot.svg" in told(79, "merge", str(sweep.root))
+    assert "merged/plot.svg" in output_of(79, "merge", str(sweep.root))
     run(sweep, *range(1, 7))
-    assert "6 of 6 runs done" in told(0, "merge", str(sweep.root))
-    assert '"done": 6' in told(0, "status", str(sweep.root), "--json")
+    assert "6 of 6 runs done" in output_of(0, "merge", str(sweep.root))
+    assert '"done": 6' in output_of(0, "status", str(sweep.root), "--json")

@@ -1,4 +1,4 @@
-"""Runs of a sweep: each once, whoever asks for it; failed ones told, interrupted ones gone on with."""
+"""Runs of a sweep: each once, whoever asks for it; failed ones are reported, interrupted ones resumed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_shared_stage_that_fails_runs_once_and_fails_every_run_behind_it(sweep
     assert {(r.failed_stage, r.exit_code) for r in results(sweep)[2:]} == {("agglomerate", 65)}
 
 
-def test_an_interrupted_sweep_stops_at_once_and_goes_on_where_it_stopped(sweep: SweepFolder) -> None:
+def test_an_interrupted_sweep_stops_at_once_and_resumes_where_it_stopped(sweep: SweepFolder) -> None:
     fake = FakeStages(fails_at("segment", 6, 75))
     with pytest.raises(Interrupted):
         SweepRunner(sweep, fake).run_all(sweep.plan.runs)

@@ -145,7 +145,7 @@ def test_the_imported_network_gives_what_the_session_gives(tmp_path: Path, name:
     app, stage = (train_lsd, "train-lsd") if network.kind == "lsd" else (train_acrlsd, "train-acrlsd")
     toml = micro_experiment(tmp_path / "exp", "acrlsd" if network.kind == "lsd" else network.kind)
     patch = a_patch(network)
-    path, wanted = saved(tmp_path / "theirs", network, patch)
+    path, wanted = saved(tmp_path / "foreign", network, patch)
     factors = ("--downsample-factors", "1,3,3; 2,2,2") if network.constant else ()
     result = call(app, toml, path, *factors)
     assert result.exit_code == 0, result.output
@@ -213,7 +213,7 @@ def checkpoint_of(name: str) -> dict[str, bytes]:
 
 
 def with_elu(folder: Path) -> Path:
-    """The LSD network with another activation: its weights do not tell."""
+    """The LSD network with another activation: its weights do not show it."""
 
     class Smooth(Lineage):
         def conv(self, x, kernel, fmaps: int, name: str, activation):
@@ -249,11 +249,11 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_told_in_one_message_and_nothing_is_written(tmp_path: Path, name: str) -> None:
+def test_bad_input_is_reported_in_one_message_and_nothing_is_written(tmp_path: Path, name: str) -> None:
     make, options, code, said = BAD[name]
     toml = micro_experiment(tmp_path / "exp")
     before = sorted((tmp_path / "exp").rglob("*"))
-    source = make(tmp_path / "theirs")
+    source = make(tmp_path / "foreign")
     result = call(train_lsd, toml, source, lengths=()) if options is None else call(train_lsd, toml, source, *options)
     assert result.exit_code == code, result.output
     assert said in result.output
@@ -262,8 +262,8 @@ def test_bad_input_is_told_in_one_message_and_nothing_is_written(tmp_path: Path,
 
 
 def test_the_json_beside_it_gives_the_shapes_and_must_describe_this_network(tmp_path: Path) -> None:
-    toml, path = micro_experiment(tmp_path / "exp"), of("lsd", tmp_path / "theirs")
-    beside = tmp_path / "theirs" / "config.json"
+    toml, path = micro_experiment(tmp_path / "exp"), of("lsd", tmp_path / "foreign")
+    beside = tmp_path / "foreign" / "config.json"
     beside.write_text('{"input_shape": [60, 60, 54], "output_shape": [11, 12, 6]}')
     result = call(train_lsd, toml, path)
     assert result.exit_code == 65

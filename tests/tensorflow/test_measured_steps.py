@@ -19,10 +19,10 @@ def test_steps_are_done_elsewhere_and_the_experiment_stays_as_it_is(
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}')
     made = prepared("affinities", backend="tensorflow", max_iteration=1000, processes=processes)
     before = sorted(tmp_path.rglob("*"))
-    told = measure_training(made, tmp_path / "steps")
-    assert (told["iteration"], told["device"]) == (4, "cpu")
-    assert 0 < told["it_per_s"] < 1000
-    assert told["peak_rss_mib"] > 100
+    steps = measure_training(made, tmp_path / "steps")
+    assert (steps["iteration"], steps["device"]) == (4, "cpu")
+    assert 0 < steps["it_per_s"] < 1000
+    assert steps["peak_rss_mib"] > 100
     assert [path for path in sorted(tmp_path.rglob("*")) if tmp_path / "steps" not in (path, *path.parents)] == before
 
 

@@ -138,7 +138,7 @@ def test_three_steps_leave_the_weights_and_moments_that_torch_has(torch_side, mo
             torch.testing.assert_close(found[moment], wanted[moment], rtol=1e-2, atol=1e-7)
 
 
-def test_torch_goes_on_from_what_tensorflow_left_as_tensorflow_does(torch_side) -> None:
+def test_torch_resumes_from_what_tensorflow_left_as_tensorflow_does(torch_side) -> None:
     made = torch_side("affinities", patches=3)
     engine = made.engine()
     for number in (1, 2):

@@ -65,12 +65,12 @@ def trained(prepared, tmp_path):
     return training
 
 
-def test_training_is_that_of_torch_and_torch_goes_on_from_it(trained, tmp_path) -> None:
+def test_training_is_that_of_torch_and_torch_resumes_from_it(trained, tmp_path) -> None:
     run(trained, tmp_path / "torch", train_with_torch, max_iteration=4)
     found, wanted = rows(tmp_path / "whole"), rows(tmp_path / "torch")
     assert [row[0] for row in found] == [row[0] for row in wanted] == ["1", "2", "2", "3", "4", "4"]
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert [float(v or 0) for v in ours[1:]] == pytest.approx([float(v or 0) for v in theirs[1:]], rel=1e-4)
+    for own, expected in zip(found, wanted, strict=True):
+        assert [float(v or 0) for v in own[1:]] == pytest.approx([float(v or 0) for v in expected[1:]], rel=1e-4)
     for name, value in weights(tmp_path / "torch", 4).items():
         torch.testing.assert_close(weights(tmp_path / "whole", 4)[name], value, rtol=0, atol=1e-4)
     run(trained, tmp_path / "whole", train_with_torch, max_iteration=5)
@@ -102,24 +102,24 @@ def test_the_bundle_is_read_by_torch_and_says_what_tensorflow_said(trained, tmp_
         assert abs(file["volumes/affs_gradient"][:]).max() > 0
     from lsdflow_tensorflow.network import UNet
 
-    ours = UNet(bundle.unet, bundle.outputs, network.state_dict())(tf.constant(raw.numpy()[..., None][0]))
+    own = UNet(bundle.unet, bundle.outputs, network.state_dict())(tf.constant(raw.numpy()[..., None][0]))
     with torch.no_grad():
-        theirs = network(raw)
+        expected = network(raw)
     for name in bundle.outputs:
-        found = torch.from_numpy(ours[name].numpy()).movedim(-1, 1)
-        torch.testing.assert_close(found, theirs[name], rtol=0, atol=1e-5)
+        found = torch.from_numpy(own[name].numpy()).movedim(-1, 1)
+        torch.testing.assert_close(found, expected[name], rtol=0, atol=1e-5)
 
 
 def test_tensorboard_has_the_pictures_that_torch_has(trained, tmp_path) -> None:
     run(trained, tmp_path / "torch", train_with_torch, max_iteration=1)
-    ours, theirs = (EventAccumulator(str(tmp_path / name / "log")).Reload() for name in ("whole", "torch"))
-    assert set(ours.Tags()["images"]) == set(theirs.Tags()["images"]) != set()
-    assert [event.step for event in ours.Images("affs/prediction")] == [1, 2, 4]
+    own, expected = (EventAccumulator(str(tmp_path / name / "log")).Reload() for name in ("whole", "torch"))
+    assert set(own.Tags()["images"]) == set(expected.Tags()["images"]) != set()
+    assert [event.step for event in own.Images("affs/prediction")] == [1, 2, 4]
     for name in ("raw", "lsds/target", "affs/weight"):
-        assert ours.Images(name)[0].encoded_image_string == theirs.Images(name)[0].encoded_image_string
+        assert own.Images(name)[0].encoded_image_string == expected.Images(name)[0].encoded_image_string
 
 
-def test_a_loss_no_better_than_a_constant_answer_is_told(prepared, tmp_path, caplog, monkeypatch) -> None:
+def test_a_loss_no_better_than_a_constant_answer_is_reported(prepared, tmp_path, caplog, monkeypatch) -> None:
     monkeypatch.setattr(validation, "SETTLED_ITERATIONS", 1)
     training = prepared("affinities", validation_fraction=0.3)
     with caplog.at_level(logging.WARNING):

@@ -40,7 +40,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 def run_workers(toml: Path, count: int) -> list[tuple[int, str]]:
-    """`train-acrlsd run` once for each worker, at the same time; exit codes and what they told."""
+    """`train-acrlsd run` once for each worker, at the same time; exit codes and outputs."""
     workers = free_addresses(count)
     command = [str(Path(sys.executable).parent / STAGE), "run", "--experiment", str(toml)]
     processes = []
@@ -52,11 +52,11 @@ def run_workers(toml: Path, count: int) -> list[tuple[int, str]]:
         )
         processes.append(started)
     try:
-        told = [process.communicate(timeout=600)[0] for process in processes]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, text) for process, text in zip(processes, told, strict=True)]
+    return [(process.returncode, text) for process, text in zip(processes, outputs, strict=True)]
 
 
 def losses(layout: ExperimentLayout) -> dict[str, float]:

@@ -100,12 +100,12 @@ def test_contrast_and_noise_are_those_of_gunpowder(sections: bool) -> None:
         noise_probability=0.5, noise_std=0.1,
     )  # fmt: skip
     key, slab = gp.ArrayKey("RAW"), (1, -1, -1) if sections else None
-    theirs = [gp.IntensityAugment(key, 0.5, 1.5, -0.3, 0.3, slab=slab), gp.NoiseAugment(key, p=0.5, var=0.1**2)]
+    other = [gp.IntensityAugment(key, 0.5, 1.5, -0.3, 0.3, slab=slab), gp.NoiseAugment(key, p=0.5, var=0.1**2)]
     for seed in range(1, 7):
         # gunpowder changes its input, so it needs a copy; a seed depends on the number of nodes
         found, wanted = (
             after([gp.IntensityScaleShift(key, 1, 0), *nodes], key, seed)
-            for nodes in (intensity_nodes(key, how), theirs)
+            for nodes in (intensity_nodes(key, how), other)
         )
         np.testing.assert_allclose(found, wanted, atol=1e-6)
 

@@ -66,7 +66,7 @@ def field_of(published, slip: float, shift: float, far: int, seed: int, sections
     return (field - grid)[1:, :, 8, 8].T
 
 
-def test_slipped_sections_lie_aside_alone_and_shifted_ones_with_all_that_follow(prepared) -> None:
+def test_slipped_sections_are_shifted_alone_and_shifted_ones_with_all_that_follow(prepared) -> None:
     how = prepared("affinities").recipe.augmentation
     slips = np.concatenate([field_of(how, 0.3, 0.0, 5, seed) for seed in range(10)])
     aside = np.abs(slips).max(axis=1) > 0.5

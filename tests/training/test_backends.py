@@ -1,4 +1,4 @@
-"""backend = "tensorflow" where TensorFlow is not installed: told before anything is read or written."""
+"""backend = "tensorflow" where TensorFlow is not installed: reported before anything is read or written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_this_environment_has_no_tensorflow_and_says_so(prepared, tmp_path) -> N
 def test_the_way_to_tensorflow_is_an_environment_in_a_clone_and_a_variant_of_the_image_in_an_image(
     revision: str, way: str, monkeypatch
 ) -> None:
-    """Images tell their revision to what runs in them."""
+    """Images pass their revision to the programs in them."""
     monkeypatch.setenv("LSDFLOW_REVISION", revision)
     (problem,) = tensorflow_problems("tensorflow")
     ways = {"make setup-tensorflow", "BACKEND=tensorflow"}
@@ -43,5 +43,5 @@ def test_torch_is_always_there() -> None:
 
 
 def test_the_backend_is_not_part_of_what_a_training_is(prepared) -> None:
-    """Either backend goes on from the other's checkpoints."""
+    """Either backend resumes from the other's checkpoints."""
     assert prepared("affinities", backend="tensorflow").key == prepared("affinities").key

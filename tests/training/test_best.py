@@ -58,7 +58,7 @@ def test_a_choice_by_loss_is_written_as_older_readers_know_it(tmp_path: Path, bu
     assert written == {"iteration": 20, "weights_sha256": bundles[20].weights_sha256, "validation_loss": 1.0}
 
 
-def test_a_training_that_goes_on_leaves_a_choice_by_voi_alone(
+def test_a_training_that_continues_leaves_a_choice_by_voi_alone(
     tmp_path: Path, bundles: dict[int, Bundle], caplog: pytest.LogCaptureFixture
 ) -> None:
     by_voi = choose_by_voi(tmp_path, bundles[10])

@@ -60,7 +60,7 @@ def test_the_source_box_is_the_hull_of_the_whole_field(shifts: bool) -> None:
         assert found == Box.from_bounds(tuple(low.tolist()), tuple(high.tolist()))
 
 
-def test_raw_labels_and_mask_are_cut_where_each_lies() -> None:
+def test_raw_labels_and_mask_are_cut_at_their_positions() -> None:
     rng = np.random.default_rng(2)
     warp = random_warp(rng)
     field = cpu.fine_field(warp)

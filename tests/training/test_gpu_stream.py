@@ -107,7 +107,7 @@ def test_slots_are_overwritten_in_turn_and_no_sooner() -> None:
     assert slots.write({"raw": np.zeros(slots.size + 1, np.uint8)}) is None
 
 
-def test_what_a_worker_meets_is_told_by_the_stream(prepared, monkeypatch) -> None:
+def test_what_a_worker_meets_is_reported_by_the_stream(prepared, monkeypatch) -> None:
     from lsdflow_training.data import random_location
 
     monkeypatch.setattr(random_location, "MAX_TRIES", 50)

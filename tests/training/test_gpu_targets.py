@@ -1,4 +1,4 @@
-"""Targets and weights on the device: bit for bit those of gunpowder's nodes and ours."""
+"""Targets and weights on the device: bit for bit those of the nodes of gunpowder and lsdflow."""
 
 from __future__ import annotations
 

@@ -137,8 +137,8 @@ def largest_difference(toml: Path, stage: str, model: Model) -> float:
     assert set(wanted) == set(found) == set(bundle.outputs)
     for name, values in wanted.items():
         assert float(values.std()) > 1e-4
-        for ours in (found[name], torch.from_numpy(on_cpu[name])[None]):
-            differences.append(float((crop_centre(ours, values.shape[2:]) - values).abs().max()))
+        for own in (found[name], torch.from_numpy(on_cpu[name])[None]):
+            differences.append(float((crop_centre(own, values.shape[2:]) - values).abs().max()))
     return max(differences)
 
 
@@ -155,14 +155,14 @@ def test_the_imported_network_gives_what_the_model_gives(tmp_path: Path, kind: s
     toml, model = micro_experiment(tmp_path / "exp", mode), Model(kind, **FORMS[kind])
     factors = "; ".join(",".join(map(str, f)) for f in model.unet.factors)
     more = ("--downsample-factors", factors) if FORMS[kind].get("repeats") else ()
-    result = call(app, toml, saved(tmp_path / "theirs", model), *more)
+    result = call(app, toml, saved(tmp_path / "foreign", model), *more)
     assert result.exit_code == 0, result.output
     assert largest_difference(toml, stage, model) < 1e-5
 
 
 def test_an_acrlsd_network_names_the_lsd_network_before_it(tmp_path: Path) -> None:
     toml, model = with_lsd_network(tmp_path), Model("acrlsd")
-    result = call(train_acrlsd, toml, saved(tmp_path / "theirs", model), "bare")
+    result = call(train_acrlsd, toml, saved(tmp_path / "foreign", model), "bare")
     assert result.exit_code == 0, result.output
     assert largest_difference(toml, "train-acrlsd", model) < 1e-5
     layout = ExperimentLayout(toml.parent)
@@ -173,7 +173,7 @@ def test_an_acrlsd_network_names_the_lsd_network_before_it(tmp_path: Path) -> No
 
 def test_a_network_that_crops_on_its_way_up_has_the_same_values_where_it_has_any(tmp_path: Path) -> None:
     toml, model = micro_experiment(tmp_path / "exp", "affinities"), Model("affinities", crops=True)
-    assert call(train_acrlsd, toml, saved(tmp_path / "theirs", model)).exit_code == 0
+    assert call(train_acrlsd, toml, saved(tmp_path / "foreign", model)).exit_code == 0
     assert largest_difference(toml, "train-acrlsd", model) < 1e-5
 
 
@@ -191,7 +191,7 @@ def test_the_stage_is_finished_then_and_nothing_is_trained_over_it(tmp_path: Pat
     assert CliRunner().invoke(train_acrlsd, ["validate", "--experiment", str(toml)]).exit_code == 0
 
 
-def test_the_same_import_again_changes_nothing_and_another_one_lies_beside_it(tmp_path: Path) -> None:
+def test_the_same_import_again_changes_nothing_and_another_one_is_stored_beside_it(tmp_path: Path) -> None:
     toml = with_lsd_network(tmp_path)
     layout = ExperimentLayout(toml.parent)
     first = read_manifest(layout, "train-lsd")
@@ -279,27 +279,27 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_told_in_one_message_and_nothing_is_written(tmp_path: Path, name: str) -> None:
+def test_bad_input_is_reported_in_one_message_and_nothing_is_written(tmp_path: Path, name: str) -> None:
     make, options, code, said = BAD[name]
     toml = micro_experiment(tmp_path / "exp")
-    (tmp_path / "theirs").mkdir()
+    (tmp_path / "foreign").mkdir()
     before = sorted(tmp_path.joinpath("exp").rglob("*"))
-    result = call(train_lsd, toml, make(tmp_path / "theirs"), *options)
+    result = call(train_lsd, toml, make(tmp_path / "foreign"), *options)
     assert result.exit_code == code, result.output
     assert said in result.output
     assert len(re.findall(r"^error: ", result.output, re.MULTILINE)) == 1
     assert sorted(tmp_path.joinpath("exp").rglob("*")) == before
-    assert not (tmp_path / "theirs" / "ran").exists()
+    assert not (tmp_path / "foreign" / "ran").exists()
 
 
 def test_an_acrlsd_network_without_its_lsd_network_is_refused(tmp_path: Path) -> None:
-    toml, theirs = micro_experiment(tmp_path / "exp"), saved(tmp_path / "theirs", Model("acrlsd"))
-    result = call(train_acrlsd, toml, theirs)
+    toml, expected = micro_experiment(tmp_path / "exp"), saved(tmp_path / "foreign", Model("acrlsd"))
+    result = call(train_acrlsd, toml, expected)
     assert result.exit_code == 66
     assert "train-lsd import-checkpoint" in result.output
     assert call(train_lsd, toml, saved(tmp_path / "lsd", Model("lsd"))).exit_code == 0
-    with_json(theirs, lsds_iteration=300000)
-    result = call(train_acrlsd, toml, theirs)
+    with_json(expected, lsds_iteration=300000)
+    result = call(train_acrlsd, toml, expected)
     assert result.exit_code == 76
     assert "iteration 300000" in result.output
     assert not (toml.parent / "train" / "train-acrlsd").exists()

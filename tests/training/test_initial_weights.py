@@ -38,7 +38,7 @@ def best_of(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("named", ["the folder of the stage", "the folder of the checkpoint"])
-def test_the_network_begins_as_the_bundle_is_and_goes_on_learning(
+def test_the_network_begins_as_the_bundle_is_and_continues_learning(
     prepared, trained: Path, tmp_path, named: str
 ) -> None:
     place = trained if named == "the folder of the stage" else best_of(trained)
@@ -55,9 +55,7 @@ def test_weights_are_part_of_the_key_and_of_the_manifest_only_if_asked_for(prepa
     assert drawn.key != begun.key
     assert "initial_weights" not in drawn.config.recorded()
     assert begun.config.recorded()["initial_weights"] == str(trained)
-    assert prepared("affinities", initial_weights=str(best_of(trained))).key == begun.key, (
-        "where it lies does not count"
-    )
+    assert prepared("affinities", initial_weights=str(best_of(trained))).key == begun.key, "its path does not count"
 
 
 def test_another_network_is_refused_with_what_differs(prepared, trained: Path) -> None:

@@ -165,9 +165,9 @@ def test_worker_processes_deliver_the_same(labels: np.ndarray, states: np.ndarra
 def test_engines_agree(labels: np.ndarray, downsample: int) -> None:
     pytest.importorskip("lsd.train.local_shape_descriptor")
     options = {"voxel_size_nm": (10.0, 8.0, 8.0), "downsample": downsample}
-    ours = get(Given({LABELS: labels}) + node(None, **options), request_of([LSDS, WEIGHTS]))
-    theirs = get(Given({LABELS: labels}) + node(None, engine="lsds", **options), request_of([LSDS, WEIGHTS]))
-    np.testing.assert_allclose(ours[LSDS].data, theirs[LSDS].data, atol=1e-4, rtol=0)
+    own = get(Given({LABELS: labels}) + node(None, **options), request_of([LSDS, WEIGHTS]))
+    expected = get(Given({LABELS: labels}) + node(None, engine="lsds", **options), request_of([LSDS, WEIGHTS]))
+    np.testing.assert_allclose(own[LSDS].data, expected[LSDS].data, atol=1e-4, rtol=0)
 
 
 def test_refuses_unfit_engines() -> None:

@@ -32,10 +32,10 @@ def test_steps_are_done_elsewhere_and_the_experiment_stays_as_it_is(
     monkeypatch.setattr(measured, "MOST_STEPS", 4)
     made = prepared("affinities", max_iteration=1000, patience_iterations=5, validation_fraction=0.05)
     before = sorted(tmp_path.rglob("*"))
-    told = measure_training(made, tmp_path / "steps")
-    assert (told["iteration"], told["device"]) == (4, "cpu")
-    assert 0 < told["it_per_s"] < 1000
-    assert told["peak_rss_mib"] > 100
+    steps = measure_training(made, tmp_path / "steps")
+    assert (steps["iteration"], steps["device"]) == (4, "cpu")
+    assert 0 < steps["it_per_s"] < 1000
+    assert steps["peak_rss_mib"] > 100
     assert [path for path in sorted(tmp_path.rglob("*")) if tmp_path / "steps" not in (path, *path.parents)] == before
     with pytest.raises(OutputConflict, match="not empty"):
         measure_training(made, tmp_path / "steps")
@@ -47,10 +47,10 @@ def test_a_training_with_tensorflow_is_measured_where_tensorflow_is_alone(prepar
     assert not (tmp_path / "steps").exists()
 
 
-def test_the_command_tells_it_as_json(tmp_path: Path) -> None:
+def test_the_command_reports_it_as_json(tmp_path: Path) -> None:
     toml = micro_experiment(tmp_path / "experiment", "affinities")
     words = ["measure", "-e", str(toml), "--into", str(tmp_path / "steps"), "--json"]
     done = CliRunner().invoke(app, [*words, "--set", "train-acrlsd.max_iteration=2"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert {"it_per_s", "iteration", "seconds", "peak_rss_mib", "device", "host"} == set(told)
+    measured = json.loads(done.stdout)
+    assert {"it_per_s", "iteration", "seconds", "peak_rss_mib", "device", "host"} == set(measured)

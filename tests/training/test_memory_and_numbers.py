@@ -1,4 +1,4 @@
-"""A training that does not fit in memory, and one whose numbers are none any more: what is told, and what is kept."""
+"""A training that does not fit in memory, and one whose numbers are not finite: what is reported, what is kept."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def overflow_in_step(monkeypatch, iteration: int) -> None:
 
 @pytest.mark.parametrize("last", [4, 9])
 def test_weights_that_are_not_finite_are_never_saved(prepared, tmp_path, monkeypatch, last) -> None:
-    """At the last iteration and before it; the checkpoint before stays the newest, and a training goes on from it."""
+    """At the last iteration and before it; the checkpoint before stays the newest, and a training resumes from it."""
     training = prepared("affinities", learning_rate=1e-3)
     overflow_in_step(monkeypatch, 4)
     with pytest.raises(BadData, match="weights are not finite") as caught:

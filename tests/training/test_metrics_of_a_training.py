@@ -1,4 +1,4 @@
-"""What a training tells Prometheus is what stands in its loss.csv."""
+"""What a training reports to Prometheus is what its loss.csv holds."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def test_iterations_rate_and_every_part_of_the_loss_are_those_of_the_curves(prep
     with monitored("train-acrlsd", training.experiment) as monitor:
         train(recipe, training.sources, tmp_path / "t", training.key)
         text = StageMetrics(monitor).text().decode()
-    told = {
+    samples = {
         (sample.name, sample.labels.get("part", "")): sample
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
     rows = list(csv.DictReader((tmp_path / "t" / "loss.csv").open()))
     last = next(row for row in rows if row["iteration"] == "3" and row["loss"])
-    assert told["lsdflow_loss", ""].value == pytest.approx(float(last["loss"]), rel=1e-3)
-    parts = {part: sample.value for (name, part), sample in told.items() if name == "lsdflow_loss_part"}
+    assert samples["lsdflow_loss", ""].value == pytest.approx(float(last["loss"]), rel=1e-3)
+    parts = {part: sample.value for (name, part), sample in samples.items() if name == "lsdflow_loss_part"}
     assert len(parts) >= 2
-    assert sum(parts.values()) == pytest.approx(told["lsdflow_loss", ""].value)
-    assert (told["lsdflow_work_done", ""].value, told["lsdflow_work_planned", ""].value) == (3, 3)
-    assert told["lsdflow_work_done", ""].labels["unit"] == "iteration"
-    assert told["lsdflow_work_per_second", ""].value > 0
-    assert told["lsdflow_learning_rate", ""].value == pytest.approx(float(last["learning_rate"]), rel=1e-3)
-    assert told["lsdflow_patches_per_iteration", ""].value == 1
+    assert sum(parts.values()) == pytest.approx(samples["lsdflow_loss", ""].value)
+    assert (samples["lsdflow_work_done", ""].value, samples["lsdflow_work_planned", ""].value) == (3, 3)
+    assert samples["lsdflow_work_done", ""].labels["unit"] == "iteration"
+    assert samples["lsdflow_work_per_second", ""].value > 0
+    assert samples["lsdflow_learning_rate", ""].value == pytest.approx(float(last["learning_rate"]), rel=1e-3)
+    assert samples["lsdflow_patches_per_iteration", ""].value == 1
     validated = [float(row["validation_loss"]) for row in rows if row["validation_loss"]]
-    assert told["lsdflow_validation_loss", ""].value == pytest.approx(validated[-1], rel=1e-3)
-    assert told["lsdflow_gpu_reserved_bytes", ""].value >= 0
+    assert samples["lsdflow_validation_loss", ""].value == pytest.approx(validated[-1], rel=1e-3)
+    assert samples["lsdflow_gpu_reserved_bytes", ""].value >= 0

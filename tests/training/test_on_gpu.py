@@ -57,7 +57,7 @@ def test_it_learns_with_every_pipeline_and_precision(prepared, tmp_path, device:
     assert loss[-40:].mean() < 0.95 * loss[:10].mean()
 
 
-def test_a_checkpoint_of_the_device_goes_on_there_and_on_the_cpu(prepared, tmp_path, device: str) -> None:
+def test_a_checkpoint_of_the_device_resumes_there_and_on_the_cpu(prepared, tmp_path, device: str) -> None:
     training = prepared("mtlsd", pipeline="gpu", schedule="constant", elastic_probability=0.0)
     whole = trained(training, tmp_path / "whole", device, "float32", max_iteration=4)
     for where, maximum in ((device, 2), ("cpu", 3), (device, 4)):

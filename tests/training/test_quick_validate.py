@@ -1,4 +1,4 @@
-"""validate of the trainings tells what is wrong; it loads torch, which takes seconds, only to ask a CPU for bf16."""
+"""validate of the trainings reports what is wrong; it loads torch, which takes seconds, only to ask a CPU for bf16."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_validate_does_not_load_torch(stage: str, mode: str, tmp_path: Path) -> 
         done = CliRunner().invoke(train_lsd, ["run", "--experiment", str(toml), "--set", "train-lsd.max_iteration=1"])
         assert done.exit_code == 0, done.output
     command = [sys.executable, "-c", CODE, stage.replace("-", "_"), str(toml)]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.stdout.split("\n")[:2] == [f"{stage}: no problems found", "False"], told.stderr
+    output = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert output.stdout.split("\n")[:2] == [f"{stage}: no problems found", "False"], output.stderr
 
 
 def test_bf16_is_refused_by_validate_and_by_run_where_the_cpu_cannot_compute_in_it(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_bf16_is_refused_by_validate_and_by_run_where_the_cpu_cannot_compute_in_
     for verb in ("validate", "run"):
         command = [sys.executable, "-c", code, verb, *settings]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        told = done.stdout + done.stderr
-        assert done.returncode == ConfigError.exit_code, told
-        assert "this CPU cannot compute in bf16" in told
+        output = done.stdout + done.stderr
+        assert done.returncode == ConfigError.exit_code, output
+        assert "this CPU cannot compute in bf16" in output
     assert not (toml.parent / "train").exists()

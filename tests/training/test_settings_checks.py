@@ -35,8 +35,8 @@ def problems(app, toml: Path, *settings: str, descriptions: Path | None = None) 
     words = ["validate", "--experiment", str(toml), "--json"]
     words += [word for setting in settings for word in ("--set", setting)]
     words += ["--descriptions", str(descriptions)] if descriptions else []
-    told = json.loads(CliRunner().invoke(app, words).stdout)
-    return told if isinstance(told, list) else [told]
+    answer = json.loads(CliRunner().invoke(app, words).stdout)
+    return answer if isinstance(answer, list) else [answer]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def run(made: Prepared, folder: Path, steering: Steering | None = None, **schedu
 
 
 def validations(folder: Path) -> dict[str, str]:
-    """Iteration -> validation loss as they stand in loss.csv; an iteration twice is an error."""
+    """Iteration -> validation loss as written in loss.csv; an iteration twice is an error."""
     rows = [row.split(",") for row in (folder / "loss.csv").read_text().splitlines()[1:]]
     found = [(row[0], row[-1]) for row in rows if row[-1]]
     assert len(dict(found)) == len(found)
@@ -51,7 +51,7 @@ def weights(folder: Path, iteration: int) -> dict[str, torch.Tensor]:
     return load_bundle(bundle_folder(folder / "checkpoints", iteration))[1]
 
 
-def test_the_bundle_has_the_average_of_the_weights_and_training_goes_on_from_the_last(prepared, tmp_path) -> None:
+def test_the_bundle_has_the_average_of_the_weights_and_training_resumes_from_the_last(prepared, tmp_path) -> None:
     plain, averaging = prepared("affinities"), prepared("affinities", average_decay=DECAY)
     options = {"max_iteration": 4, "checkpoint_every": 1, "keep_checkpoints": 0}
     run(plain, tmp_path / "plain", **options)
@@ -106,7 +106,7 @@ def test_patience_without_held_out_data_is_refused_by_validate_and_run(prepared)
     assert training_problems(holds_out.experiment, holds_out.config, "train-acrlsd", "affinities") == []
 
 
-def test_a_training_that_stands_still_ends_in_order_and_goes_on_with_more_patience(prepared, tmp_path) -> None:
+def test_a_training_without_progress_ends_in_order_and_continues_with_more_patience(prepared, tmp_path) -> None:
     made = prepared("affinities", validation_fraction=0.4)
     how = {"learning_rate": 1e-9, "validation_every": 2, "checkpoint_every": 100, "schedule": "constant"}
     ended = run(made, tmp_path / "t", Steering(patience=4), max_iteration=30, **how)
@@ -167,7 +167,7 @@ def test_tensorboard_has_pictures_of_targets_predictions_and_weights(prepared, t
     assert [event.step for event in board.Images("raw")] == [1, 2]
 
 
-def test_a_loss_no_better_than_a_constant_answer_is_told(prepared, tmp_path, caplog, monkeypatch) -> None:
+def test_a_loss_no_better_than_a_constant_answer_is_reported(prepared, tmp_path, caplog, monkeypatch) -> None:
     monkeypatch.setattr(validation, "SETTLED_ITERATIONS", 1)
     made = prepared("affinities", validation_fraction=0.4)
     with caplog.at_level(logging.WARNING):

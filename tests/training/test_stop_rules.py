@@ -34,7 +34,7 @@ def test_a_training_ends_when_no_validation_within_the_patience_is_better(valida
     assert verdict(validations, losses, RULES) == wanted
 
 
-def test_without_patience_a_training_goes_on_whatever_its_curve() -> None:
+def test_without_patience_a_training_continues_whatever_its_curve() -> None:
     assert verdict(curve(*[1.0] * 50), FALLING, Steering(None, 0.0)) == "continue"
 
 

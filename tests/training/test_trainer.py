@@ -45,7 +45,7 @@ def weights(folder, iteration):
 
 
 def printed_losses(folder) -> dict[str, str]:
-    """Iteration -> loss as they stand in loss.csv."""
+    """Iteration -> loss as written in loss.csv."""
     rows = [row.split(",") for row in (folder / "loss.csv").read_text().splitlines()[1:]]
     return {row[0]: row[1] for row in rows if row[1]}
 
@@ -114,7 +114,7 @@ def test_a_resume_file_without_the_hash_of_the_description_is_read(prepared, tmp
 
 
 def test_a_flipped_bit_in_the_optimizer_state_is_damage(prepared, tmp_path) -> None:
-    """torch.load reads it without a word."""
+    """torch.load reads it without an error."""
     run(prepared("affinities"), tmp_path / "t", max_iteration=2)
     resume = bundle_folder(tmp_path / "t" / "checkpoints", 2) / "resume.pt"
     moment = torch.load(resume, weights_only=True)["optimizer"]["state"][0]["exp_avg"].numpy().tobytes()
@@ -165,7 +165,7 @@ def test_what_a_killed_run_left_half_written_is_swept(prepared, tmp_path) -> Non
     assert not [name for name in halves if (tmp_path / "t" / name).exists()]
 
 
-def test_a_checkpoint_that_stands_is_not_written_again(prepared, tmp_path) -> None:
+def test_a_checkpoint_that_exists_is_not_written_again(prepared, tmp_path) -> None:
     """Its replacement would be a moment without it."""
     training = prepared("affinities")
     run(training, tmp_path / "t", max_iteration=2)

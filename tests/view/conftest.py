@@ -27,7 +27,7 @@ SEGMENTED = Box((2, 9, 0), (17, 80, 97))
 
 @dataclass(frozen=True)
 class Tiny:
-    """The experiment, where its raw data lies, and which part of it is segmented."""
+    """The experiment, the path of its raw data, and which part of it is segmented."""
 
     experiment: Experiment
     grid: Geometry

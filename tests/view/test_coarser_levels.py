@@ -94,7 +94,7 @@ def mirrored(gallery: ViewerLayers, folder: Path) -> Path:
     return folder
 
 
-def test_a_volume_made_anew_since_the_export_is_shown_from_the_experiment_and_told(
+def test_a_volume_made_anew_since_the_export_is_shown_from_the_experiment_and_reported(
     experiment: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     again = read_manifest(experiment.layout, "segment").model_copy(update={"identity": "made anew"})
@@ -119,7 +119,7 @@ def test_what_is_no_export_of_this_experiment_is_refused(experiment: Experiment,
     assert "segmentation was exported from other data" in str(caught.value.found)
 
 
-def test_a_damaged_image_is_told_as_such_and_shown_from_the_experiment(
+def test_a_damaged_image_is_reported_as_such_and_shown_from_the_experiment(
     experiment: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = image_folder(tmp_path / "levels", "segmentation", "labels")

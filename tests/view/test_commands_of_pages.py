@@ -21,10 +21,10 @@ PASSED_ON = {"export": ["export"], "view": ["show"]}
 
 
 def _words() -> list[list[str]]:
-    """What lsdflow-view is told by the commands of the pages; those of a verb alone (`lsdflow export`) only name it."""
-    told = [c for c in commands() if len(c.words) > 2]
-    found = [list(c.words[1:]) for c in told if c.program == "lsdflow-view"]
-    passed = [c.words[1:] for c in told if c.program == "lsdflow" and c.words[1] in PASSED_ON]
+    """The arguments of lsdflow-view in the pages' commands; those of a verb alone (`lsdflow export`) only name it."""
+    named = [c for c in commands() if len(c.words) > 2]
+    found = [list(c.words[1:]) for c in named if c.program == "lsdflow-view"]
+    passed = [c.words[1:] for c in named if c.program == "lsdflow" and c.words[1] in PASSED_ON]
     return [*found, *([*PASSED_ON[words[0]], *words[1:]] for words in passed)]
 
 

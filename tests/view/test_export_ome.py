@@ -99,7 +99,7 @@ def test_prepare_reads_an_export_where_it_was(exported: Path, tiny: Any) -> None
         assert found.offset_nm == pytest.approx(tiny.grid.offset_nm)
 
 
-def test_a_killed_export_goes_on_to_the_same_bytes_and_makes_no_finished_block_again(
+def test_a_killed_export_resumes_to_the_same_bytes_and_makes_no_finished_block_again(
     exported: Path, tiny: Any, tmp_path: Path
 ) -> None:
     out, begun = tmp_path / "killed.zarr", 9
@@ -137,7 +137,7 @@ def test_other_levels_in_the_same_folder_are_refused(exported: Path, tiny: Any) 
     assert _tree(exported) == before
 
 
-def test_a_wrong_layer_and_one_that_is_not_there_are_told(tiny: Any, tmp_path: Path) -> None:
+def test_a_wrong_layer_and_one_that_is_not_there_are_reported(tiny: Any, tmp_path: Path) -> None:
     for layer, code, word in (("segmentaton", 2, "segmentation"), ("lsds", 66, "predict")):
         found = CliRunner().invoke(app, ["export", "ome", str(tiny.root), str(tmp_path / "o"), "--layer", layer])
         assert (found.exit_code, word in found.output) == (code, True)

@@ -47,7 +47,7 @@ def segmentation(tiny: Any) -> np.ndarray:
     return volume.read(volume.box)
 
 
-def test_cloud_volume_reads_every_level_where_it_lies(exported: Path, tiny: Any) -> None:
+def test_cloud_volume_reads_every_level_in_place(exported: Path, tiny: Any) -> None:
     for name, slow in (("raw", slow_mean), ("segmentation", slow_mode)):
         volume = open_layer(tiny.experiment, name).volume
         inside = tiny.segmented.begin_vox if name == "segmentation" else (0, 0, 0)
@@ -154,7 +154,7 @@ def test_sizes_and_boxes_of_segments_are_those_of_a_loop_over_segments(segmentat
         assert table.box(row).end_vox == tuple(voxels.max(axis=0) + 1)
 
 
-def test_a_killed_export_goes_on_to_the_same_bytes(tiny: Any, tmp_path: Path) -> None:
+def test_a_killed_export_resumes_to_the_same_bytes(tiny: Any, tmp_path: Path) -> None:
     def export(out: Path) -> dict[str, int]:
         return export_precomputed(tiny.experiment, out, ("raw", "segmentation"), WHOLE, THREE_EXACT)
 
@@ -172,7 +172,7 @@ def test_a_killed_export_goes_on_to_the_same_bytes(tiny: Any, tmp_path: Path) ->
 # 1 x 9 x 9 chunks: along a curve that has no bit for z, shards hold 1 x 8 x 8; 9 x 5 x 1: they hold 8 x 8 x 1.
 @pytest.mark.parametrize(("shape", "shards"), [((20, 520, 520), 4), ((520, 281, 33), 2)])
 @pytest.mark.parametrize("spec", [RAW, SEGMENTATION])
-def test_shards_are_read_by_cloud_volume_and_tensorstore_where_they_lie(
+def test_shards_are_read_by_cloud_volume_and_tensorstore_in_place(
     tmp_path: Path, shape: Vox3, shards: int, spec: ArraySpec
 ) -> None:
     layer = _sharded_layer(tmp_path, shape, spec)
@@ -197,7 +197,7 @@ def test_shards_are_read_by_cloud_volume_and_tensorstore_where_they_lie(
         np.testing.assert_array_equal(other.read(other.box), expected)
 
 
-def test_what_cannot_be_is_told_before_anything_is_written(tiny: Any, tmp_path: Path) -> None:
+def test_an_impossible_export_is_refused_before_anything_is_written(tiny: Any, tmp_path: Path) -> None:
     begin = ["export", "precomputed", str(tiny.root), str(tmp_path / "o"), "--meshes", "2"]
     for options, words in (
         (["--shape-level", "7"], ["no such level"]),
@@ -210,7 +210,7 @@ def test_what_cannot_be_is_told_before_anything_is_written(tiny: Any, tmp_path: 
         assert not (tmp_path / "o").exists()
 
 
-def test_an_experiment_without_any_volume_is_told_so(tmp_path: Path) -> None:
+def test_an_experiment_without_any_volume_is_reported(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text("[experiment]\n")
     for format_ in ("ome", "precomputed"):
         found = CliRunner().invoke(app, ["export", format_, str(tmp_path), str(tmp_path / "o")])

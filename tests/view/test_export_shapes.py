@@ -74,7 +74,7 @@ def test_many_workers_of_which_one_is_killed_in_each_step_leave_the_bytes_of_a_s
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_coordinator_that_is_killed_in_each_step_is_gone_on_with_to_the_same_bytes(
+def test_a_coordinator_that_is_killed_in_each_step_is_resumed_to_the_same_bytes(
     tiny: Any, alone: Path, tmp_path: Path, workers: int
 ) -> None:
     out, blocks = tmp_path / "out", _blocks(alone)
@@ -132,7 +132,7 @@ def test_merging_tables_takes_memory_for_a_range_of_ids_not_for_all(tmp_path: Pa
     assert peak < 16 * MIB < sum(file.stat().st_size for file in files) / 3
 
 
-def test_ids_beyond_the_whole_numbers_of_a_float_are_told_apart(tmp_path: Path) -> None:
+def test_ids_beyond_the_whole_numbers_of_a_float_stay_distinct(tmp_path: Path) -> None:
     ids = np.arange(2**63 + 1, 2**63 + 301, dtype=np.uint64)
     tables = [table_of_block(ids.reshape(3, 10, 10), (0, 0, 0))] * 2
     found = largest_of(_written(tmp_path, tables), 10**9, rows_at_once=64)
@@ -141,35 +141,35 @@ def test_ids_beyond_the_whole_numbers_of_a_float_are_told_apart(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("left", [b"", b"\x93NUMPY", None])
-def test_a_damaged_table_is_told_with_the_folder_to_remove(
+def test_a_damaged_table_is_reported_with_the_folder_to_remove(
     tiny: Any, alone: Path, tmp_path: Path, left: bytes | None
 ) -> None:
     assert killed_after(3, lambda: _export(tiny.experiment, tmp_path / "o"))
     (file,) = (tmp_path / "o" / ".export").glob("segments-*/0.npy")
     file.write_bytes(file.read_bytes()[:-8] if left is None else left)
-    with pytest.raises(BadData, match="damaged table of segments") as told:
+    with pytest.raises(BadData, match="damaged table of segments") as caught:
         _export(tiny.experiment, tmp_path / "o")
-    assert str(file.parent) in told.value.fix
+    assert str(file.parent) in caught.value.fix
     shutil.rmtree(file.parent)
     _export(tiny.experiment, tmp_path / "o")
     assert _tree(tmp_path / "o") == _tree(alone)
 
 
-def test_a_segment_that_is_too_large_is_told_before_any_volume_is_written_and_its_search_is_kept(
+def test_a_segment_that_is_too_large_is_refused_before_any_volume_is_written_and_its_search_is_kept(
     tiny: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     command = ["export", "precomputed", str(tiny.root), str(tmp_path / "o"), "--layer", "segmentation", "--meshes", "2"]
     found = CliRunner().invoke(app, [*command, "--shape-memory-gib", "0.0001"])
     assert found.exit_code == 2
     assert "bounding box of a segment is too large" in found.output
-    assert "--shape-memory-gib 0.1" in found.output, "rounded up: what is told is enough"
+    assert "--shape-memory-gib 0.1" in found.output, "rounded up: the reported value is enough"
     assert [path.name for path in (tmp_path / "o").iterdir()] == [".export"]
     caplog.set_level("INFO")
     assert CliRunner().invoke(app, [*command, "--levels", "1", "--workers", "1"]).exit_code == 0
     assert "segmentation-segments" not in caplog.text, "they are not searched again"
 
 
-def test_segments_are_looked_for_only_where_shapes_are_to_be_made(
+def test_segments_are_searched_only_where_shapes_are_to_be_made(
     tiny: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -54,7 +54,7 @@ def test_one_worker_that_is_killed_and_many_leave_the_bytes_of_a_single_process(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_coordinator_is_gone_on_with_by_other_workers(tiny: Any, tmp_path: Path, workers: int) -> None:
+def test_a_killed_coordinator_is_resumed_by_other_workers(tiny: Any, tmp_path: Path, workers: int) -> None:
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     blocks = _ome(tiny.experiment, alone)
     assert killed_after(5, lambda: _ome(tiny.experiment, killed))
@@ -64,7 +64,7 @@ def test_a_killed_coordinator_is_gone_on_with_by_other_workers(tiny: Any, tmp_pa
     assert _tree(killed) == _tree(alone)
 
 
-def test_a_coordinator_that_is_killed_ends_its_workers_and_one_process_goes_on(tiny: Any, tmp_path: Path) -> None:
+def test_a_coordinator_that_is_killed_ends_its_workers_and_one_process_continues(tiny: Any, tmp_path: Path) -> None:
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     blocks = _ome(tiny.experiment, alone)
     command = [Path(sys.executable).parent / "lsdflow-view", "export", "ome", tiny.root, killed, "--workers", "2"]
@@ -106,7 +106,7 @@ def test_an_error_in_a_worker_is_a_message_and_its_exit_code(
     assert "Traceback" not in found.output
 
 
-def test_a_damaged_chunk_of_the_source_is_told_by_the_command(tiny: Any, tmp_path: Path) -> None:
+def test_a_damaged_chunk_of_the_source_is_reported_by_the_command(tiny: Any, tmp_path: Path) -> None:
     root = tmp_path / "exp"
     shutil.copytree(tiny.root, root)
     chunk = root / "data/target.zarr/volumes/raw/0.1.1"
@@ -152,9 +152,9 @@ def test_blocks_of_precomputed_are_read_back_too(
         plain(layer, target, level, box, changed if level.number else values)
 
     monkeypatch.setattr(PrecomputedLayer, "_put", put)
-    with pytest.raises(StageError, match="what was read back is not what was written") as told:
+    with pytest.raises(StageError, match="what was read back is not what was written") as caught:
         export_precomputed(tiny.experiment, tmp_path / "o", ("raw",), VolumeOptions(2, sharded), ShapeOptions())
-    assert told.value.exit_code == 74
+    assert caught.value.exit_code == 74
     folders = (tmp_path / "o" / ".export" / "store" / "blocks").iterdir()
     assert {folder.name for folder in folders if list(folder.glob("*/packed/*"))} == {"raw-0"}
     assert not list((tmp_path / "o" / ".export").rglob("done/*.json"))

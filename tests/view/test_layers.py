@@ -198,7 +198,7 @@ def test_napari_gets_every_layer_with_its_voxels_and_the_centres_of_first_voxels
     assert np.array_equal(steps.data[1:3, 4, 5:7, 6:20][1], whole[4, 5:7, 6:20])
 
 
-def test_without_napari_it_is_told_how_to_get_it(gallery: ViewerLayers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_napari_the_message_says_how_to_get_it(gallery: ViewerLayers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "napari", None)
     with pytest.raises(MissingInput, match=r"napari\[all\]"):
         open_napari(gallery, None)

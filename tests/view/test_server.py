@@ -213,7 +213,7 @@ def test_ranges_of_shards_are_sent_and_ranges_behind_the_end_refused(served: Ser
     assert (status, headers["Content-Length"], nothing) == (200, str(len(content)), b"")
 
 
-def test_a_damaged_chunk_is_told_and_is_no_zeros(tmp_path: Path) -> None:
+def test_a_damaged_chunk_is_reported_and_is_no_zeros(tmp_path: Path) -> None:
     make_shown_experiment(tmp_path)
     shard = tmp_path / "fragments.zarr/volumes/fragments/c/0/0/0"
     with shard.open("r+b") as file:
@@ -275,9 +275,9 @@ def test_the_command_prints_its_address_and_ends_cleanly(shown_experiment: Exper
         with socket.create_connection((host, int(port))):  # a browser that stays connected holds up nothing
             os.kill(viewer.pid, number)
             try:
-                told = viewer.communicate(timeout=600)[1]
+                output = viewer.communicate(timeout=600)[1]
             finally:
                 viewer.kill()  # nothing, if it has ended
     assert viewer.returncode == 0
-    assert told.splitlines()[-1] == "the viewer has ended"
-    assert "Traceback" not in told
+    assert output.splitlines()[-1] == "the viewer has ended"
+    assert "Traceback" not in output

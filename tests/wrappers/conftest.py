@@ -106,7 +106,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    """Programs of SLURM, singularity, and those that tell a node's name and addresses."""
+    """Programs of SLURM, singularity, and those that print a node's name and addresses."""
     folder = tmp_path / "stand-ins"
     (folder / "bin").mkdir(parents=True)
     for name in ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun", "singularity", "hostname", "ip"):

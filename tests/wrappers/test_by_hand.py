@@ -112,7 +112,7 @@ def test_the_folder_of_images_is_that_of_the_file_else_of_the_variable(
     assert str(sifs / SIF) in _executed(cluster)
 
 
-def test_a_missing_image_says_where_it_was_looked_for_and_how_it_is_made(
+def test_a_missing_image_says_where_it_was_searched_and_how_it_is_made(
     cluster: Cluster, spool: Path, experiment: Path
 ) -> None:
     shutil.rmtree(experiment / "images")
@@ -213,8 +213,8 @@ def test_a_job_that_is_stopped_before_its_time_limit_goes_back_into_the_queue(
     child = cluster.start(["bash", spool, experiment], **JOB)
     cluster.wait_for("up")
     os.kill(child.pid, signal.SIGUSR2)
-    told = child.communicate(timeout=600)[1]
-    assert child.returncode == 75, told
+    output = child.communicate(timeout=600)[1]
+    assert child.returncode == 75, output
     assert cluster.calls("scontrol")[-1] == ["requeue", "104"]
 
 

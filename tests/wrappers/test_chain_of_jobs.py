@@ -176,7 +176,7 @@ def test_workers_are_added_to_a_coordinator_in_the_queue_only(
     assert (_options(call, "array"), _options(call, "dependency"), call[-2:]) == ("0-2", "after:101", ["work", "101"])
 
 
-def test_a_chain_that_sbatch_refuses_is_taken_back(cluster: Cluster, experiment: Path, settings: Path) -> None:
+def test_a_chain_that_sbatch_refuses_is_cancelled(cluster: Cluster, experiment: Path, settings: Path) -> None:
     settings.write_text(settings.read_text() + "EVALUATE_PARTITION='moon'\n")
     script = cluster.folder / "bin" / "sbatch"
     script.write_text(script.read_text().replace('if name == "sbatch":', REFUSE_MOON))
@@ -261,7 +261,7 @@ def _refusal(cluster: Cluster, experiment: Path, settings: Path, *lines: str) ->
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "message"),
     [
         (["WATERSHED_TIME='2-00:00:00'"], "watershed: time 2-00:00:00, but partition cpu allows 1-00:00:00"),
         (["PREDICT_WORKER_TIME='721'"], "predict, workers: time 721, but partition gpu allows 12:00:00"),
@@ -278,10 +278,10 @@ def _refusal(cluster: Cluster, experiment: Path, settings: Path, *lines: str) ->
     ],
 )
 def test_a_job_above_the_limits_of_its_partition_is_refused_before_anything_is_submitted(
-    cluster: Cluster, experiment: Path, settings: Path, lines: list[str], told: str
+    cluster: Cluster, experiment: Path, settings: Path, lines: list[str], message: str
 ) -> None:
     refusal = _refusal(cluster, experiment, settings, *lines)
-    assert told in refusal
+    assert message in refusal
     assert refusal.count("but ") == 1
 
 

@@ -26,7 +26,7 @@ def _executed(cluster: Cluster) -> list[list[str]]:
 
 
 def _exec_ends_with(cluster: Cluster, code: int) -> None:
-    """The exit code of `singularity exec`; `inspect` goes on answering."""
+    """The exit code of `singularity exec`; `inspect` continues to answer."""
     cluster.answer("exec", code=code)
 
 
@@ -140,7 +140,7 @@ def _passed_on(call: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("role", ["run", "step"])
-def test_a_training_is_told_the_cores_of_its_job(cluster: Cluster, submission: Path, role: str) -> None:
+def test_a_training_gets_the_cores_of_its_job(cluster: Cluster, submission: Path, role: str) -> None:
     given = {
         "SLURM_CPUS_PER_TASK": "6",
         "SLURM_JOB_CPUS_PER_NODE": "6(x2),12",
@@ -168,8 +168,8 @@ def test_each_role_is_a_verb_of_the_stage(
 ) -> None:
     assert _run(cluster, submission, stage, *role).returncode == 0
     (call,) = _executed(cluster)
-    told = call[call.index(stage) :]
-    assert told == [*words[:2], "--experiment", f"{experiment}/experiment.toml", *words[2:]]
+    arguments = call[call.index(stage) :]
+    assert arguments == [*words[:2], "--experiment", f"{experiment}/experiment.toml", *words[2:]]
 
 
 def test_a_role_that_is_none_is_a_usage_error(cluster: Cluster, submission: Path) -> None:
@@ -177,7 +177,9 @@ def test_a_role_that_is_none_is_a_usage_error(cluster: Cluster, submission: Path
     assert _executed(cluster) == []
 
 
-def test_the_password_is_bound_as_a_file_and_told_to_nobody(cluster: Cluster, submission: Path, tmp_path: Path) -> None:
+def test_the_password_is_bound_as_a_file_and_appears_nowhere_else(
+    cluster: Cluster, submission: Path, tmp_path: Path
+) -> None:
     uri = tmp_path / "mongo.uri"
     uri.write_text(f"mongodb://me:{PASSWORD}@db/exp\n")
     _set(submission, f"MONGO_URI_FILE='{uri}'")
@@ -278,24 +280,24 @@ def test_a_report_that_cannot_be_written_changes_no_exit_code(
 
 
 def _interrupted(cluster: Cluster, submission: Path, number: int, *role: str, **more: str) -> tuple[int, str]:
-    """A job that is told to stop by a signal: exit code and what it said."""
+    """A job that a signal stops: exit code and output."""
     (cluster.folder / "sleeps").touch()
     command: list[str | Path] = ["bash", submission / "watershed.sbatch", submission, *role]
     child = cluster.start(command, **{**JOB, **more})
     cluster.wait_for("up")
     os.kill(child.pid, number)
-    told = child.communicate(timeout=600)[1]
-    return child.returncode, told
+    output = child.communicate(timeout=600)[1]
+    return child.returncode, output
 
 
 def test_a_job_whose_time_is_up_goes_back_into_the_queue_before_it_ends(cluster: Cluster, submission: Path) -> None:
-    code, told = _interrupted(cluster, submission, signal.SIGUSR2, "coordinate")
+    code, output = _interrupted(cluster, submission, signal.SIGUSR2, "coordinate")
     assert code == 75
     assert cluster.calls("scontrol") == [["requeue", "104"]]
-    assert "ended with exit code 75 after SIGUSR2" in told
+    assert "ended with exit code 75 after SIGUSR2" in output
 
 
-def test_a_job_never_ends_before_its_program_however_often_it_is_told(cluster: Cluster, submission: Path) -> None:
+def test_a_job_never_ends_before_its_program_however_often_it_is_signalled(cluster: Cluster, submission: Path) -> None:
     (cluster.folder / "sleeps").touch()
     child = cluster.start(["bash", submission / "watershed.sbatch", submission, "coordinate"], **JOB)
     cluster.wait_for("up")
@@ -303,8 +305,8 @@ def test_a_job_never_ends_before_its_program_however_often_it_is_told(cluster: C
         os.kill(child.pid, number)
         time.sleep(0.2)
     assert child.poll() is None
-    told = child.communicate(timeout=600)[1]
-    assert (cluster.folder / "stopped").exists(), told
+    output = child.communicate(timeout=600)[1]
+    assert (cluster.folder / "stopped").exists(), output
     assert child.returncode == 75
     assert cluster.calls("scontrol") == []
 
@@ -317,9 +319,9 @@ def test_a_task_of_an_array_goes_back_under_its_own_number(cluster: Cluster, sub
 
 
 def test_a_cancelled_job_does_not_come_back(cluster: Cluster, submission: Path) -> None:
-    code, told = _interrupted(cluster, submission, signal.SIGTERM, "coordinate")
+    code, output = _interrupted(cluster, submission, signal.SIGTERM, "coordinate")
     assert code == 75
-    assert "after SIGTERM" in told
+    assert "after SIGTERM" in output
     assert cluster.calls("scontrol") == []
 
 
@@ -338,7 +340,7 @@ def test_a_job_comes_back_so_often_and_no_more(cluster: Cluster, submission: Pat
     assert len(cluster.calls("scontrol")) == 1
 
 
-def test_a_requeue_that_slurm_refuses_is_told(cluster: Cluster, submission: Path) -> None:
+def test_a_requeue_that_slurm_refuses_is_reported(cluster: Cluster, submission: Path) -> None:
     _exec_ends_with(cluster, 75)
     cluster.answer("scontrol", code=1)
     done = _run(cluster, submission, "watershed", "coordinate")
@@ -347,7 +349,7 @@ def test_a_requeue_that_slurm_refuses_is_told(cluster: Cluster, submission: Path
 
 
 @pytest.mark.parametrize(
-    ("told", "squeue_code", "code", "requeued"),
+    ("answer", "squeue_code", "code", "requeued"),
     [
         ("RUNNING\n", 0, 75, True),
         ("", 0, 0, False),
@@ -356,10 +358,10 @@ def test_a_requeue_that_slurm_refuses_is_told(cluster: Cluster, submission: Path
     ],
 )
 def test_a_worker_comes_back_only_while_its_coordinator_may_be_there(
-    cluster: Cluster, submission: Path, told: str, squeue_code: int, code: int, requeued: bool
+    cluster: Cluster, submission: Path, answer: str, squeue_code: int, code: int, requeued: bool
 ) -> None:
     _exec_ends_with(cluster, 75)
-    cluster.answer("squeue", told, squeue_code)
+    cluster.answer("squeue", answer, squeue_code)
     assert _run(cluster, submission, "watershed", "work", "101").returncode == code
     assert cluster.calls("scontrol") == ([["requeue", "104"]] if requeued else [])
 
@@ -404,7 +406,7 @@ def test_each_step_of_a_training_has_the_cores_that_were_asked_for_on_a_node(
     assert call.index("--cpus-per-task=8") < call.index("bash")
 
 
-def test_a_step_tells_the_training_which_of_the_nodes_it_is(
+def test_a_step_passes_its_number_among_the_nodes_to_the_training(
     cluster: Cluster, submission: Path, experiment: Path
 ) -> None:
     given = {

@@ -25,7 +25,7 @@ class CannotMap(Exception):
 
 @dataclass(frozen=True)
 class Section:
-    """Where a section lies in the file: offset and size in bytes, and its count of entries where it has one."""
+    """The place of a section in the file: offset and size in bytes, and its count of entries where it has one."""
 
     offset: int
     size: int

@@ -27,7 +27,7 @@ start_file_server() {
 }
 
 # Earlier runs leave some 6 GB each: SIFs (the newest of each image stays), killed conversions, images without a name,
-# build cache. A Docker Engine that is not ours is left alone.
+# build cache. A Docker Engine that the bed did not start is left alone.
 free_disk() {
   local image
   rm -rf "$BED/shared"/images/.convert-*

@@ -2,7 +2,7 @@
 # mongod on the head, with authorization: nobody gets in without a password. Sourced by bed.sh.
 #
 # Each cluster user gets a database user and a file with the whole URI (mode 0600, the user's own); passwords are made
-# here at the first start and stand in files only, never in a command line or a log.
+# here at the first start and stored in files only, never in a command line or a log.
 
 MONGO_USER=lsdflow-mongo
 

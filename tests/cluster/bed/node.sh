@@ -22,7 +22,7 @@ own_paths() {
   mount --bind "$BED/nodes/hosts" /etc/hosts
   mkdir -p /var/spool/slurmd
   mount --bind "$files/spool" /var/spool/slurmd
-  if [[ $BED == /tmp/* ]]; then                 # keep the bed in sight if it lies under the head's /tmp
+  if [[ $BED == /tmp/* ]]; then                 # keep the bed in sight if it is under the head's /tmp
     mount --bind "$BED" /mnt
     mount --bind "$files/tmp" /tmp
     mkdir -p "$BED"

@@ -2,7 +2,7 @@
 # Settings of the bed and the few functions that all its parts use. Sourced, never run.
 # shellcheck disable=SC2034  # read by the files that source this one
 
-# Where everything that the bed writes lies: downloads, daemons' state, logs, secrets. Deleting it after `down` forgets all.
+# The folder of everything that the bed writes: downloads, daemons' state, logs, secrets. After `down` it can be deleted.
 BED=${LSDFLOW_BED:-/var/tmp/lsdflow-bed}
 BED_NET=${LSDFLOW_BED_NET:-10.99.0}             # first three numbers of the bridge's /24 network
 BED_SHARED=${LSDFLOW_BED_SHARED:-/shared}       # storage that head and nodes have in common
@@ -63,7 +63,7 @@ address_of() { echo "$BED_NET.1${1#n}"; }       # n1 -> 10.99.0.11
 
 has_cgroup_v1() { [[ -d /sys/fs/cgroup/memory ]]; }
 
-# A pid file holds "PID START": the start time keeps us from taking another process for ours when numbers are used again.
+# A pid file holds "PID START": the start time distinguishes our process from a later one with the same number.
 running() {
   local pid start
   [[ -s $BED/run/$1 ]] || return 1

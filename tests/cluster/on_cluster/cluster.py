@@ -98,7 +98,7 @@ class Cluster:
         return [_job(line) for line in done.stdout.splitlines() if line.strip()]
 
     def bed(self, *words: str) -> None:
-        """Make a fault or mend it, by the bed's script."""
+        """Make a fault or undo it, by the bed's script."""
         subprocess.run([str(BED), *words], check=True, capture_output=True, text=True, timeout=120)
 
 
@@ -109,7 +109,7 @@ def _job(line: str) -> Job:
 
 
 def wait_until(what: str, ready: Callable[[], object], seconds: float, every: float = 0.2) -> None:
-    """Wait until `ready()` is true; AssertionError telling what did not come after `seconds`."""
+    """Wait until `ready()` is true; AssertionError naming what did not come after `seconds`."""
     end = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > end:

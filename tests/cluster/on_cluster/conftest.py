@@ -57,9 +57,9 @@ def images(cluster: Cluster) -> Images:
     for stage in STAGES:
         project = tomllib.loads((REPOSITORY / "stages" / stage / "pyproject.toml").read_text())
         variant = f"-{os.environ.get('TORCH', 'cpu')}" if stage in TORCH_STAGES else ""
-        ours = f"{stage}_{project['project']['version']}{variant}_*.sif"
-        there = sorted(cluster.sif_folder.glob(ours), key=lambda path: path.stat().st_mtime)
-        assert there, f"no {ours} in {cluster.sif_folder}"
+        own = f"{stage}_{project['project']['version']}{variant}_*.sif"
+        there = sorted(cluster.sif_folder.glob(own), key=lambda path: path.stat().st_mtime)
+        assert there, f"no {own} in {cluster.sif_folder}"
         labels = labels_of(there[-1])
         version, digest = labels["org.opencontainers.image.version"], labels["lsdflow.image.digest"]
         pins[stage], sifs[stage] = f"lsdflow/{stage}:{version}@{digest}", there[-1]

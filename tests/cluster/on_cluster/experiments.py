@@ -38,7 +38,7 @@ def database_of(cluster: Cluster, name: str) -> str:
 
 def tables(cluster: Cluster, name: str, more: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The experiment file's tables for a run on the cluster; `more` is laid over them."""
-    told: dict[str, dict[str, Any]] = {
+    found: dict[str, dict[str, Any]] = {
         "experiment": {"name": name, "mode": "acrlsd", "profile": "tiny"},
         "store": {"engine": "mongo", "uri_file": str(cluster.uri_file), "database": database_of(cluster, name)},
         "compute": {"block_timeout_s": 20, "join_wait_s": 240},
@@ -55,16 +55,16 @@ def tables(cluster: Cluster, name: str, more: Mapping[str, Mapping[str, Any]]) -
         "segment": {"threshold": 0.5},
     }
     for table, values in more.items():
-        told[table] = {**told.get(table, {}), **values}
-    return told
+        found[table] = {**found.get(table, {}), **values}
+    return found
 
 
-def write_experiment(folder: Path, told: Mapping[str, Mapping[str, Any]]) -> None:
+def write_experiment(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
     """Write DIR/experiment.toml."""
     folder.mkdir(parents=True, exist_ok=True)
     text = "\n".join(
         f"[{table}]\n" + "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items())
-        for table, values in told.items()
+        for table, values in tables.items()
     )
     (folder / "experiment.toml").write_text(text)
 
@@ -114,8 +114,8 @@ def identities(folder: Path, stages: Sequence[str] = BLOCK_STAGES[:-1]) -> dict[
 def assert_same_bits(folder: Path, reference: Path) -> None:
     """Fragments, segmentation, tables and the identity of every block stage up to segment are the same."""
     for stage, name in (("watershed", "fragments"), ("segment", "segmentation")):
-        ours, theirs = (open_volume(made(ExperimentLayout(r), stage), f"volumes/{name}") for r in (folder, reference))
-        assert np.array_equal(ours.read(ours.box), theirs.read(theirs.box)), name
+        own, expected = (open_volume(made(ExperimentLayout(r), stage), f"volumes/{name}") for r in (folder, reference))
+        assert np.array_equal(own.read(own.box), expected.read(expected.box)), name
     made_here, made_there = (tables_of(ExperimentLayout(root)) for root in (folder, reference))
     tables_there = sorted(path.name for path in made_there.glob("lut_*.npz"))
     assert tables_there
@@ -128,5 +128,5 @@ def assert_same_bits(folder: Path, reference: Path) -> None:
 
 
 def manifest(folder: Path, stage: str) -> dict[str, Any]:
-    """The stage's manifest as it stands in the file."""
+    """The stage's manifest as written in the file."""
     return dict(json.loads((folder / "manifests" / f"{stage}.json").read_text()))

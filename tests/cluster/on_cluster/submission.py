@@ -81,8 +81,8 @@ class Submission:
 
     def exit_code(self, stage: str, role: str) -> int:
         """The exit code of a job's script."""
-        told = self.cluster.run("scontrol", "show", "job", self.number(stage, role)).stdout
-        return int(re.findall(r"ExitCode=(\d+):", told)[0])
+        output = self.cluster.run("scontrol", "show", "job", self.number(stage, role)).stdout
+        return int(re.findall(r"ExitCode=(\d+):", output)[0])
 
     def log(self, stage: str, role: str) -> str:
         """What a role's jobs wrote, all restarts and array tasks."""

@@ -58,7 +58,9 @@ def _untouched(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in files}
 
 
-def test_two_versions_of_a_stage_run_side_by_side_and_both_tell(desk: Desk, other: Other, whole: Submission) -> None:
+def test_two_versions_of_a_stage_run_side_by_side_and_both_are_named(
+    desk: Desk, other: Other, whole: Submission
+) -> None:
     first, second = desk.write("pinned-here"), desk.write("pinned-there")
     for folder in (first, second):  # with their times, which prepare's identity knows the volumes by
         shutil.copytree(whole.experiment / "input", folder / "input")

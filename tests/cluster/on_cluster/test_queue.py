@@ -1,4 +1,4 @@
-"""What a user does with a run in the queue: look, cancel, go on; and what the queue does when a stage fails."""
+"""What a user does with a run in the queue: inspect, cancel, resume; and what the queue does when a stage fails."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from desk import Desk, timed
 from experiments import write_volumes
 
 Copied = Callable[..., Path]
-# So many blocks of predict that it is still at work when somebody has looked at it.
+# So many blocks of predict that it is still at work after its status was read.
 MANY_BLOCKS = {"block_shape": "12 vox", "tile_shape": "12 vox"}
 
 
-def test_status_tells_of_jobs_and_blocks_and_cancel_ends_them_all(desk: Desk, copied: Copied) -> None:
+def test_status_reports_jobs_and_blocks_and_cancel_ends_them_all(desk: Desk, copied: Copied) -> None:
     folder = copied("cancel", predict=MANY_BLOCKS)
     with timed("status and cancel in the middle of predict"):
         submission = desk.submit(folder, "--from", "predict", "--to", "segment")
@@ -54,7 +54,7 @@ def test_a_failed_stage_stops_the_chain(desk: Desk) -> None:
     assert states.pop(("prepare", "run")) == {"FAILED"}
     assert submission.exit_code("prepare", "run") == 66
     assert states == {key: {"CANCELLED"} for key in states}
-    told = json.loads(desk.cluster.run(desk.lsdflow, "status", folder, "--json").stdout)
-    assert "exit code 66" in told["prepare"]["run"]
+    status = json.loads(desk.cluster.run(desk.lsdflow, "status", folder, "--json").stdout)
+    assert "exit code 66" in status["prepare"]["run"]
     report = (folder / "report" / "index.html").read_text(encoding="utf-8")
     assert "volume.hdf" in report, "the failed job left a report that names what is missing"

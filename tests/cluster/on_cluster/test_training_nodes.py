@@ -48,8 +48,8 @@ def trained(desk: Desk, whole: Submission) -> Path:
         submission.assert_completed(seconds=1500)
     nodes = desk.cluster.run("scontrol", "show", "hostnames", submission.job(STAGE, "run").node).stdout.split()
     assert len(nodes) == 2
-    told = submission.log(STAGE, "run")
-    assert all(f"on {node}, restart 0" in told for node in nodes), told
+    output = submission.log(STAGE, "run")
+    assert all(f"on {node}, restart 0" in output for node in nodes), output
     return folder
 
 
@@ -60,12 +60,12 @@ def test_two_nodes_learn_what_one_process_learns_with_twice_the_patches(
     copy_prepared(whole.experiment, alone)
     run_locally(alone, [STAGE])
     assert manifest(trained, STAGE)["facts"]["patches_per_step"] == 2
-    theirs, mine = _losses(trained), _losses(alone)
-    assert list(theirs) == list(mine) == list(range(1, ITERATIONS + 1))
-    # Rounding grows with every step that the optimizer takes: the first ones tell whether the sums are the same.
+    expected, mine = _losses(trained), _losses(alone)
+    assert list(expected) == list(mine) == list(range(1, ITERATIONS + 1))
+    # Rounding grows with every step that the optimizer takes: the first ones show whether the sums are the same.
     for number in range(1, 11):
-        assert theirs[number] == pytest.approx(mine[number], rel=1e-4), number
-    assert np.mean([theirs[n] for n in range(ITERATIONS - 20, ITERATIONS)]) == pytest.approx(
+        assert expected[number] == pytest.approx(mine[number], rel=1e-4), number
+    assert np.mean([expected[n] for n in range(ITERATIONS - 20, ITERATIONS)]) == pytest.approx(
         np.mean([mine[n] for n in range(ITERATIONS - 20, ITERATIONS)]), rel=0.02
     )
 
@@ -78,6 +78,6 @@ def test_a_training_requeued_on_two_nodes_ends_with_the_same_bits(desk: Desk, wh
         submission.assert_completed(seconds=1500)
     assert submission.job(STAGE, "run").restarts == 1
     assert _losses(folder) == _losses(trained)
-    ours, theirs = _weights(folder), _weights(trained)
-    assert ours.keys() == theirs.keys()
-    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    own, expected = _weights(folder), _weights(trained)
+    assert own.keys() == expected.keys()
+    assert all(np.array_equal(own[name], expected[name]) for name in own)

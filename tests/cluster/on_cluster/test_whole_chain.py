@@ -53,13 +53,13 @@ def test_every_stage_ran_in_its_container_as_the_user(whole: Submission, desk: D
 def test_the_password_is_in_no_log_manifest_or_job(whole: Submission, desk: Desk) -> None:
     secret = desk.cluster.uri_file.read_text().strip().split(":")[2].split("@")[0]
     assert len(secret) > 8
-    telling = [
+    searched = [
         path
         for path in whole.experiment.rglob("*")
         if path.is_file() and path.suffix in {".log", ".json", ".toml", ".env", ".tsv", ".html", ".txt", ".sbatch"}
     ]
-    assert len(telling) > 20
-    assert [str(path) for path in telling if secret in path.read_text(errors="replace")] == []
+    assert len(searched) > 20
+    assert [str(path) for path in searched if secret in path.read_text(errors="replace")] == []
     # The accounting keeps a job; the queue forgets it minutes after its end.
     number = whole.number("watershed", "workers")
     shown = desk.cluster.run("sacct", "-P", "--jobs", number, "--format", "JobName,SubmitLine,AdminComment").stdout

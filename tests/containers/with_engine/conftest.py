@@ -179,12 +179,12 @@ def _build(bench: Bench, stage: str) -> tuple[str, float]:
 
 def _convert(bench: Bench, stage: str, folder: Path) -> tuple[Path, float]:
     started = time.monotonic()
-    told = _images(bench, "convert", stage, SIF_DIR=str(folder), TORCH="cpu")
-    return Path(told.strip().splitlines()[-1].split()[0]), time.monotonic() - started
+    output = _images(bench, "convert", stage, SIF_DIR=str(folder), TORCH="cpu")
+    return Path(output.strip().splitlines()[-1].split()[0]), time.monotonic() - started
 
 
 def _in_reach(sif: Path, workspace: Path) -> Path:
-    """The file, or a link to it where a checkout lies in a folder that other users may not enter."""
+    """The file, or a link to it where a checkout is in a folder that other users may not enter."""
     if all(folder.stat().st_mode & 0o001 for folder in sif.parents):
         return sif
     link = workspace / sif.name

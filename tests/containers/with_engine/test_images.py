@@ -61,7 +61,7 @@ def test_version_is_that_of_the_label_and_of_the_project(
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_labels_tell_stage_contract_revision_and_base(stage: str, made: dict[str, Made], bench: Bench) -> None:
+def test_labels_name_stage_contract_revision_and_base(stage: str, made: dict[str, Made], bench: Bench) -> None:
     labels = _labels(bench, made[stage].image)
     assert labels["lsdflow.stage"] == stage
     assert labels["lsdflow.contract"] == bench.version_of("_contract")
@@ -75,7 +75,7 @@ def test_labels_tell_stage_contract_revision_and_base(stage: str, made: dict[str
 def test_an_image_holds_its_locked_packages_complete_and_no_compiler(
     stage: str, made: dict[str, Made], bench: Bench
 ) -> None:
-    told = _inside(
+    output = _inside(
         bench,
         made[stage].image,
         "for c in gcc cc g++ c++ ld make; do command -v $c; done;"
@@ -85,8 +85,8 @@ def test_an_image_holds_its_locked_packages_complete_and_no_compiler(
     )
     # lsds requires Cython, which only its compiled module needs; the images do not have that module.
     lacks = "lsds 0.1.3 requires cython, which is not installed."
-    assert told.splitlines()[0] == (lacks if stage in TRAININGS else "No broken requirements found.")
-    assert f"/opt/lsdflow/bin/{stage}" in told.splitlines()
+    assert output.splitlines()[0] == (lacks if stage in TRAININGS else "No broken requirements found.")
+    assert f"/opt/lsdflow/bin/{stage}" in output.splitlines()
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -170,15 +170,15 @@ LISTING = """
 import hashlib, os
 for folder, _, names in os.walk("/opt"):
     for path in (folder, *(os.path.join(folder, name) for name in names)):
-        told = os.lstat(path)
+        status = os.lstat(path)
         content = hashlib.sha256(open(path, "rb").read()).hexdigest() if os.path.isfile(path) else ""
         target = os.readlink(path) if os.path.islink(path) else ""
-        print(path, oct(told.st_mode), int(told.st_mtime), told.st_uid, told.st_gid, content, target)
+        print(path, oct(status.st_mode), int(status.st_mtime), status.st_uid, status.st_gid, content, target)
 """
 
 
 def _files(bench: Bench, image: str) -> set[str]:
-    """A line for each file below /opt of an image: what differs between two builds is told by name."""
+    """A line for each file below /opt of an image: differences between two builds are named."""
     done = bench.call("docker", "run", "--rm", "--entrypoint", "/opt/lsdflow/bin/python", image, "-c", LISTING)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines())
@@ -191,9 +191,9 @@ def test_prepare_and_both_trainings_run_as_any_user(
         for verb in ("validate", "run"):
             done = bench.docker(stage, fresh, verb, *bench.options("/experiment"), extra=TMPFS)
             assert done.returncode == 0, f"{stage} {verb}: {done.stdout}{done.stderr}"
-    ours, theirs = (read_manifest(ExperimentLayout(f), "prepare") for f in (fresh, reference))
-    assert ours.identity == theirs.identity
-    assert ours.writer.revision == _labels(bench, made["prepare"].image)["org.opencontainers.image.revision"]
+    computed, expected = (read_manifest(ExperimentLayout(f), "prepare") for f in (fresh, reference))
+    assert computed.identity == expected.identity
+    assert computed.writer.revision == _labels(bench, made["prepare"].image)["org.opencontainers.image.revision"]
 
 
 def test_the_package_lsds_in_the_image_computes_the_targets_of_a_training(
@@ -241,9 +241,9 @@ def test_block_stages_without_any_writable_folder_leave_the_bits_of_the_clone(
             done = bench.docker(stage, trained, verb, *options, extra=("--env", f"LSDFLOW_IMAGE_DIGEST={digest}"))
             assert done.returncode == 0, f"{stage} {verb}: {done.stdout}{done.stderr}"
     for stage in (*BLOCK_STAGES, "evaluate"):
-        ours, theirs = (read_manifest(ExperimentLayout(f), stage) for f in (trained, reference))
-        assert ours.identity == theirs.identity, stage
-        assert ours.writer.image_digest == digest
+        computed, expected = (read_manifest(ExperimentLayout(f), stage) for f in (trained, reference))
+        assert computed.identity == expected.identity, stage
+        assert computed.writer.image_digest == digest
     assert (trained / "report" / "index.html").stat().st_size > 0
     owners = {path.stat().st_uid for path in (trained / "runs").rglob("outcome.json")}
     assert 23456 in owners

@@ -39,7 +39,7 @@ def test_a_sif_is_named_by_stage_version_and_digest_and_keeps_every_label(
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_exec_finds_the_command_and_tells_the_version_of_the_label(
+def test_exec_finds_the_command_and_reports_the_version_of_the_label(
     stage: str, made: dict[str, Made], bench: Bench
 ) -> None:
     done = bench.singularity(made[stage].sif, stage, "--version")
@@ -101,6 +101,6 @@ def test_stages_in_sifs_leave_the_bits_of_the_clone(
             extra=("--nv", "--bind", f"{trained}:/experiment", "--env", "LSDFLOW_IMAGE_DIGEST=sha256:" + "7" * 64),
         )
         assert done.returncode == 0, f"{stage}: {done.stdout}{done.stderr}"
-        ours, theirs = (read_manifest(ExperimentLayout(f), stage) for f in (trained, reference))
-        assert ours.identity == theirs.identity
-        assert ours.writer.image_digest == "sha256:" + "7" * 64
+        own, expected = (read_manifest(ExperimentLayout(f), stage) for f in (trained, reference))
+        assert own.identity == expected.identity
+        assert own.writer.image_digest == "sha256:" + "7" * 64

@@ -59,11 +59,11 @@ def images(engine: None, bench: Bench) -> Images:
     return Images(bench, **names)
 
 
-def test_labels_tell_the_variants_apart_and_the_stage_is_the_same(images: Images, bench: Bench) -> None:
-    ours, other = images.labels(images.tensorflow), images.labels(images.torch)
-    assert (ours["lsdflow.backend"], other["lsdflow.backend"]) == ("tensorflow", "torch")
-    assert ours["lsdflow.stage"] == other["lsdflow.stage"] == STAGE
-    assert ours["org.opencontainers.image.version"] == other["org.opencontainers.image.version"] + "-tensorflow"
+def test_labels_distinguish_the_variants_and_the_stage_is_the_same(images: Images, bench: Bench) -> None:
+    own, other = images.labels(images.tensorflow), images.labels(images.torch)
+    assert (own["lsdflow.backend"], other["lsdflow.backend"]) == ("tensorflow", "torch")
+    assert own["lsdflow.stage"] == other["lsdflow.stage"] == STAGE
+    assert own["org.opencontainers.image.version"] == other["org.opencontainers.image.version"] + "-tensorflow"
     done = bench.call("docker", "run", "--rm", "--network=none", images.tensorflow, "--version")
     assert done.stdout.startswith(f"{STAGE} {bench.version_of(STAGE)} (contract {bench.version_of('_contract')})")
 
@@ -82,9 +82,9 @@ def test_the_image_without_tensorflow_refuses_and_names_the_variant(images: Imag
     for verb in ("validate", "run"):
         done = images.run(images.torch, with_lsds, verb)
         assert done.returncode == 78
-        told = done.stdout + done.stderr
-        assert told.count("no tensorflow") == 1
-        assert "make image STAGE=... BACKEND=tensorflow" in told
+        output = done.stdout + done.stderr
+        assert output.count("no tensorflow") == 1
+        assert "make image STAGE=... BACKEND=tensorflow" in output
     assert not (with_lsds / "train" / STAGE).exists()
 
 

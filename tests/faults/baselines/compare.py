@@ -82,13 +82,13 @@ def wait_for_blocks(run: Run, process: subprocess.Popen[bytes], least: int) -> N
 
 
 def summary(run: Run, code: str, needless: int | None = None) -> str:
-    """What a caller is told, against what is there."""
+    """What a caller gets, against what is there."""
     lost = BLOCKS - run.done()
-    told = {"hangs": "**hangs**", "0": "success"}.get(code, f"exit {code}")
+    outcome = {"hangs": "**hangs**", "0": "success"}.get(code, f"exit {code}")
     if code == "0" and lost:
-        told = "**success**"
+        outcome = "**success**"
     twice = sum(n - 1 for n in run.executed().values() if n > 1) if needless is None else needless
-    parts = [told, *([f"{lost} of {BLOCKS} blocks missing"] if lost else [])]
+    parts = [outcome, *([f"{lost} of {BLOCKS} blocks missing"] if lost else [])]
     return ", ".join([*parts, *([f"{twice} done again"] if twice else [])])
 
 
@@ -130,7 +130,7 @@ def two_coordinators(run: Run, _chance: random.Random) -> str:
     return f"{summary(run, codes[1])}; the second: {'success' if codes[0] == '0' else 'exit ' + codes[0]}"
 
 
-def told_to_stop(run: Run, chance: random.Random) -> str:
+def stopped(run: Run, chance: random.Random) -> str:
     """SIGTERM to the coordinator in the middle, then the same command."""
     first = run.start()
     wait_for_blocks(run, first, chance.randrange(5, 40))
@@ -174,8 +174,8 @@ def other_parameters(run: Run, _chance: random.Random) -> str:
     code = end(second)
     kill_all(second)
     stale = sum(p.read_text() != str(3 * int(p.name)) for p in (run.folder / "out").iterdir())
-    told = summary(run, code, needless=0)
-    return f"**{told}**, {stale} results of the old parameter" if stale else told
+    outcome = summary(run, code, needless=0)
+    return f"**{outcome}**, {stale} results of the old parameter" if stale else outcome
 
 
 def undisturbed(run: Run, _chance: random.Random) -> str:
@@ -189,7 +189,7 @@ def undisturbed(run: Run, _chance: random.Random) -> str:
 CASES: tuple[tuple[str, Callable[[Run, random.Random], str]], ...] = (
     ("nothing", undisturbed),
     ("F1: a worker is killed (SIGKILL)", worker_killed),
-    ("F3: stopped (SIGTERM), same command again", told_to_stop),
+    ("F3: stopped (SIGTERM), same command again", stopped),
     ("F4: the coordinator is killed, same command again", coordinator_killed),
     ("F5: two coordinators at once", two_coordinators),
     ("F18: a block always raises", faulty_block("raise")),
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--cases", nargs="+", default=[name for name, _ in CASES], help="beginnings of their names")
     options = parser.parse_args(arguments)
-    pythons = dict(told.split("=", maxsplit=1) for told in options.environment)
+    pythons = dict(pair.split("=", maxsplit=1) for pair in options.environment)
     print(f"| fault | {' | '.join(PEERS)} |\n|---|{'---|' * len(PEERS)}")
     for name, case in (c for c in CASES if c[0].startswith(tuple(options.cases))):
         cells = []

@@ -11,7 +11,7 @@ from harness import Harm, World, wait_for
 
 
 class Cluster:
-    """A coordinator that waits for workers; `port`: where they are told to find it, if not where it is (a proxy)."""
+    """A coordinator that waits for workers; `port`: where they connect, if not to its own port (a proxy)."""
 
     def __init__(self, world: World, stage: str, folder: Path, *settings: str) -> None:
         self.world, self.stage, self.folder = world, stage, folder

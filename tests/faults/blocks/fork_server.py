@@ -30,9 +30,9 @@ from lsdflow_segment import stage as _segment  # noqa: F401
 from lsdflow_watershed import stage as _watershed  # noqa: F401
 
 
-def _here(told: dict[str, Any]) -> int:
-    with _output_to(told["log"]):
-        return _command(told["stage"], told["arguments"])
+def _here(request: dict[str, Any]) -> int:
+    with _output_to(request["log"]):
+        return _command(request["stage"], request["arguments"])
 
 
 @contextmanager
@@ -58,20 +58,20 @@ def _command(stage: str, arguments: list[str]) -> int:
     return 0
 
 
-def _start(told: dict[str, Any]) -> int:
+def _start(request: dict[str, Any]) -> int:
     child = os.fork()
     if child:
         return child
     code = 70
     try:
         os.setsid()
-        output = os.open(told["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        output = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for descriptor in (0, 1, 2):
             os.dup2(output if descriptor else os.open(os.devnull, os.O_RDONLY), descriptor)
-        os.environ.update(told["environment"])
-        arm(told["harm"])
-        _fork_what_is_started(told["arguments"])
-        code = _command(told["stage"], told["arguments"])
+        os.environ.update(request["environment"])
+        arm(request["harm"])
+        _fork_what_is_started(request["arguments"])
+        code = _command(request["stage"], request["arguments"])
     finally:
         os._exit(code)
 
@@ -100,13 +100,13 @@ def _wait(pid: int, seconds: float) -> int | None:
 def main() -> None:
     """Answer commands until standard input ends."""
     for line in sys.stdin:
-        told = json.loads(line)
-        if told["do"] == "here":
-            answer = {"status": _here(told)}
-        elif told["do"] == "start":
-            answer = {"pid": _start(told)}
+        request = json.loads(line)
+        if request["do"] == "here":
+            answer = {"status": _here(request)}
+        elif request["do"] == "start":
+            answer = {"pid": _start(request)}
         else:
-            answer = {"status": _wait(told["pid"], told["seconds"])}
+            answer = {"status": _wait(request["pid"], request["seconds"])}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Workers by fork: daisy starts each worker as a new Python, which costs seconds of imports and tells nothing more.
+"""Workers by fork: daisy starts each worker as a new Python, which costs seconds of imports and tests nothing more.
 
 A process that forks before any thread is there (the nursery) makes them instead: same program, same pipes, same
 environment, same exit codes. What a fault of this folder wraps is wrapped in the workers too.
@@ -32,21 +32,21 @@ MESSAGE_BYTES = 1 << 18
 
 def fork_daisy_workers() -> None:
     """From now on daisy's workers of this process are forked. Call it before the process has threads."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    coordinator, nursery_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
-        ours.close()
-        _nurse(theirs)
-    theirs.close()
+        coordinator.close()
+        _nurse(nursery_end)
+    nursery_end.close()
 
     class Forked(_ForkedProcess):
-        nursery = ours
+        nursery = coordinator
 
     replaced = SimpleNamespace(Popen=Forked, PIPE=-1)
     daisy._worker_processes.subprocess = replaced  # type: ignore[assignment]
 
 
 def fork_joined_workers() -> None:
-    """From now on the processes that do the blocks of a joined worker are forked; and it looks around more often."""
+    """From now on the processes that do the blocks of a joined worker are forked; and it checks more often."""
     by_fork = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda _method=None: by_fork  # type: ignore[assignment]
     os.register_at_fork(after_in_child=_let_go_of_sockets)
@@ -77,27 +77,27 @@ class _ForkedProcess:
 
     def wait(self) -> int:
         """Exit code, or -signal."""
-        told = os.read(self._status[0], 16)
+        status = os.read(self._status[0], 16)
         os.close(self._status[0])
-        return int(told) if told else -signal.SIGKILL
+        return int(status) if status else -signal.SIGKILL
 
 
 def _nurse(requests: socket.socket) -> None:
-    """Fork a worker for each request, tell how each ends; leave when the coordinator is gone."""
+    """Fork a worker for each request, report how each ends; end when the coordinator is gone."""
     selector = selectors.DefaultSelector()
     statuses: dict[int, int] = {}
     selector.register(requests, selectors.EVENT_READ)
     while True:
         for key, _ in selector.select():
             if key.fileobj is requests:
-                told, given, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, 4)
-                if not told:
+                request, given, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, 4)
+                if not request:
                     os._exit(0)
                 pid = os.fork()
                 if not pid:
                     for held in (requests.fileno(), *statuses.values()):
                         os.close(held)
-                    _work(json.loads(told), given)
+                    _work(json.loads(request), given)
                 watched = os.pidfd_open(pid)
                 selector.register(watched, selectors.EVENT_READ, pid)
                 statuses[pid] = given.pop()

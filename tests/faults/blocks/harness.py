@@ -1,7 +1,7 @@
 """A small real experiment whose stages are hit by faults, and the history of what was injected and what came of it.
 
 64 blocks (4 x 4 x 4; in CI 32) of affinities made from cells. A fault hits one stage; then the same command runs again,
-and what stands must be what the undisturbed serial run left: the manifest's identity (key and the checksum of every
+and what is on disk must be what the undisturbed serial run left: the manifest's identity (key and the checksum of every
 block) and `verify`, which reads everything back.
 """
 
@@ -110,14 +110,14 @@ class Server:
         status = self._ask({"do": "wait", "pid": pid, "seconds": seconds})["status"]
         self.running.discard(pid)
         if status is None:
-            raise Hang(f"process {pid} did not end within {seconds:.0f} s: {self.told()[-3000:]}")
+            raise Hang(f"process {pid} did not end within {seconds:.0f} s: {self.output()[-3000:]}")
         return int(status)
 
     def run(self, stage: str, folder: Path, *settings: str, verb: str = "run", harm: Harm | None = None) -> int:
         """Start a stage's command, and wait for its end."""
         return self.wait(self.start(stage, folder, *settings, verb=verb, harm=harm))
 
-    def told(self) -> str:
+    def output(self) -> str:
         """All that the stages have written so far."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
@@ -140,10 +140,10 @@ class Server:
         arguments = [verb, "--experiment", str(folder / "experiment.toml"), *overrides]
         return {"stage": stage, "arguments": arguments, "log": str(self.log)}
 
-    def _ask(self, told: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(told) + "\n")
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return dict(json.loads(self.process.stdout.readline()))
 
@@ -202,7 +202,7 @@ class World:
         return same and self.server.run(stage, folder, SERIAL, verb="verify") == 0
 
     def outcome(self, folder: Path, **outcome: Any) -> dict[str, Any]:
-        """What came of a fault: what the judge looks at, and with which store."""
+        """What came of a fault: what the judge compares, and with which store."""
         return {"store": "mongo" if has_database(folder) else "files", **outcome}
 
     def note(self, row: str, **facts: Any) -> None:
@@ -233,7 +233,7 @@ def _run_undisturbed(
     for stage in stages:
         _keep(world, folder, store, stage)
         code = world.server.run_here(stage, folder, SERIAL)
-        assert code == 0, f"{stage} ended with {code}: {world.server.told()[-2000:]}"
+        assert code == 0, f"{stage} ended with {code}: {world.server.output()[-2000:]}"
         found = identity(folder, stage)
         assert world.identities.setdefault(stage, found) == found, "the stores disagree"
 
@@ -314,7 +314,7 @@ def store_of(number: int) -> str:
 
 
 def written(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file but what each call tells of itself: size and time of writing."""
+    """Every file except the records of each call: size and time of writing."""
     files = (p for p in folder.rglob("*") if p.is_file() and p.relative_to(folder).parts[0] not in ("runs", "metrics"))
     return {str(p.relative_to(folder)): (p.stat().st_size, p.stat().st_mtime_ns) for p in files}
 

@@ -1,4 +1,4 @@
-"""What a child can be told to do to itself. Functions of the product are wrapped here; the product knows nothing of it.
+"""Faults that a child process injects into itself. Functions of the product are wrapped here; it has no code for this.
 
 {"before mark": 7}      SIGKILL when this place of a commit is reached for the 7th time (POINTS: eight of them)
 {"slow": 30}            every block takes 30 ms longer
@@ -47,7 +47,7 @@ MARKS, RAGS, ROWS = (
     (FilesRagStore, MongoRagStore),
     ("write_nodes", "write_edges", "write_overlaps"),
 )
-# point -> (classes, methods), and whether it lies before the call or after it
+# point -> (classes, methods), and whether it is before the call or after it
 POINTS: dict[str, tuple[tuple[type, ...], tuple[str, ...], bool]] = {
     "before chunks": ((Volume,), ("write",), True),
     "after chunks": ((Volume,), ("write",), False),
@@ -126,8 +126,8 @@ def _clock_back(nth: int) -> None:
     time.time = lambda: true() - (HOUR_S if next(readings) >= nth else 0)
 
 
-def _poison(told: list[Any]) -> None:
-    number, kind, path = told
+def _poison(arguments: list[Any]) -> None:
+    number, kind, path = arguments
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def act(_task: BlockTask, block: Block) -> None:
@@ -144,8 +144,8 @@ def _poison(told: list[Any]) -> None:
     _in_block(act)
 
 
-def _deaths(told: list[Any]) -> None:
-    seed, path = told
+def _deaths(arguments: list[Any]) -> None:
+    seed, path = arguments
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     chances: dict[int, random.Random] = {}
 
@@ -158,30 +158,30 @@ def _deaths(told: list[Any]) -> None:
     _in_block(act)
 
 
-def _stop(told: list[Any]) -> None:
+def _stop(arguments: list[Any]) -> None:
     def act(_task: BlockTask, block: Block) -> None:
-        if _is_first(told, block):
+        if _is_first(arguments, block):
             os.kill(os.getpid(), signal.SIGSTOP)
 
     _in_block(act)
 
 
-def _stop_in_write(told: list[Any]) -> None:
+def _stop_in_write(arguments: list[Any]) -> None:
     inner = block_task._write_checked
 
     def write(volume: Volume, block: Block, *rest: Any) -> str:
-        if _is_first(told, block):
+        if _is_first(arguments, block):
             os.kill(os.getpid(), signal.SIGSTOP)
         return inner(volume, block, *rest)
 
     block_task._write_checked = write
 
 
-def _cut_off(told: list[Any]) -> None:
-    """Lose every connection but those to the store in a block; go on with it when somebody else has finished it."""
+def _cut_off(arguments: list[Any]) -> None:
+    """Lose every connection but those to the store in a block; continue when another worker has finished it."""
 
     def act(task: BlockTask, block: Block) -> None:
-        if not _is_first(told, block):
+        if not _is_first(arguments, block):
             return
         _shut_connections(set(map(int, os.environ.get(SPARED_PORTS_VARIABLE, "").split())))
         end = time.monotonic() + LATE_S
@@ -191,9 +191,9 @@ def _cut_off(told: list[Any]) -> None:
     _in_block(act)
 
 
-def _is_first(told: list[Any], block: Block) -> bool:
+def _is_first(arguments: list[Any], block: Block) -> bool:
     """True for the first process that comes to one of the blocks; it leaves its number there."""
-    numbers, folder = told
+    numbers, folder = arguments
     if block.number not in numbers:
         return False
     try:

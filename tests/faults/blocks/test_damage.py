@@ -111,16 +111,16 @@ def test_f12_the_next_stage_refuses_lost_or_cut_data_and_writes_no_result(world:
         folder = world.before(stage, f"f12-next-{damage.__name__}-{number}", store_of(number))
         victim = chance.choice([p for p in data_of(folder, "watershed") if p.suffix != ".parquet"])
         damage(victim, chance)
-        before = world.server.told()
+        before = world.server.output()
         code = world.server.run(stage, folder, SERIAL)
-        told = world.server.told().removeprefix(before)
+        output = world.server.output().removeprefix(before)
         kind = f"{damage.__name__}, next stage"
         world.note("F12", stage=stage, seed=seed, kind=kind, **world.outcome(folder, detected=code == 65))
         assert code == 65
         assert identity(folder, stage) == ""
         # A lost chunk is named by its file, one that cannot be read by its array and voxels.
-        assert str(victim if damage is delete else "fragments.zarr") in told
-        assert "z[" in told
+        assert str(victim if damage is delete else "fragments.zarr") in output
+        assert "z[" in output
         world.remove(folder)
 
 

@@ -12,20 +12,20 @@ from harness import BLOCKS, SERIAL, STAGES, World, count, identity, seeds, store
 KEPT = STAGES[:3]
 
 
-def test_f10_a_full_disk_ends_with_74_and_the_next_run_goes_on(world: World) -> None:
+def test_f10_a_full_disk_ends_with_74_and_the_next_run_continues(world: World) -> None:
     for number, seed in enumerate(seeds("F10", 3, 30)):
         stage = STAGES[number % len(STAGES)]
         folder = world.before(stage, f"f10-{number}")
-        before, nth = world.server.told(), random.Random(seed).randrange(1, 2 * BLOCKS)
+        before, nth = world.server.output(), random.Random(seed).randrange(1, 2 * BLOCKS)
         code = world.server.run(stage, folder, SERIAL, harm={"disk full": nth})
-        told = world.server.told().removeprefix(before)
+        output = world.server.output().removeprefix(before)
         resumed = world.server.run(stage, folder, SERIAL)
         whole = world.is_whole(stage, folder)
         outcome = world.outcome(folder, detected=code == 74, resumed=resumed == 0, whole=whole)
         world.note("F10", stage=stage, seed=seed, **outcome)
         assert (code, resumed, whole) == (74, 0, True)
-        assert "free some space" in told
-        assert str(folder) in told
+        assert "free some space" in output
+        assert str(folder) in output
         world.remove(folder)
 
 

@@ -110,7 +110,7 @@ def test_f1_workers_killed_at_random_moments(world: World) -> None:
 
 
 @pytest.mark.parametrize("row", ["F3", "F4"])
-def test_f3_f4_coordinator_told_to_stop_or_killed(world: World, row: str) -> None:
+def test_f3_f4_coordinator_stopped_or_killed(world: World, row: str) -> None:
     for number in range(count(5, 100)):
         stage = KILLED[number % len(KILLED)]
         folder, faults = world.before(stage, f"{row}-{number}", store_of(number)), []
@@ -120,20 +120,20 @@ def test_f3_f4_coordinator_told_to_stop_or_killed(world: World, row: str) -> Non
             pid = world.server.start(stage, folder, *settings, harm={"slow": slow_ms(BLOCKS - done)})
             least = done + chance.randrange(1, (BLOCKS - done) // 2)
             wait_for("blocks", lambda f=folder, s=stage, n=least: world.count_done(f, s) >= n)
-            told = signal.SIGKILL if row == "F4" else chance.choice([signal.SIGTERM, signal.SIGUSR2])
-            faults.append({"seed": seed, "signal": int(told), "runner": settings[0], **stop(world, pid, told)})
+            sent = signal.SIGKILL if row == "F4" else chance.choice([signal.SIGTERM, signal.SIGUSR2])
+            faults.append({"seed": seed, "signal": int(sent), "runner": settings[0], **stop(world, pid, sent)})
         finish(world, row, stage, folder, faults)
 
 
-def stop(world: World, pid: int, told: signal.Signals) -> dict[str, object]:
+def stop(world: World, pid: int, number: signal.Signals) -> dict[str, object]:
     """Signal a coordinator; it ends as it must, and so do its workers. The seconds until then."""
     workers = [worker.pid for worker in workers_of(pid)]
     sent = time.monotonic()
-    os.kill(pid, told)
+    os.kill(pid, number)
     code = world.server.wait(pid)
     stopped_s = time.monotonic() - sent
     wait_for("orphans gone", lambda: not any(is_alive(worker) for worker in workers))
-    assert code == (-signal.SIGKILL if told == signal.SIGKILL else 75)
+    assert code == (-signal.SIGKILL if number == signal.SIGKILL else 75)
     assert stopped_s < 30
     return {"stopped_s": round(stopped_s, 2), "orphans_s": round(time.monotonic() - sent, 2)}
 

@@ -22,16 +22,16 @@ SHORT_S, LONG_S = 0.1, 4.0
 
 
 def acknowledged(path: Path) -> list[tuple[str, int]]:
-    """What the workers were told is safe."""
+    """Writes that the database acknowledged to the workers."""
     lines = path.read_text().splitlines() if path.exists() else []
-    return [(told["did"], int(told["block"])) for told in map(json.loads, lines)]
+    return [(record["did"], int(record["block"])) for record in map(json.loads, lines)]
 
 
 def marked(path: Path) -> int:
     return sum(did == "mark_done" for did, _ in acknowledged(path))
 
 
-def missing(world: World, folder: Path, stage: str, told: list[tuple[str, int]]) -> list[tuple[str, int]]:
+def missing(world: World, folder: Path, stage: str, writes: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """Acknowledged writes that the database does not hold."""
     done = {int(block.rpartition("/")[2]) for block in world.marks(folder, stage)}
     with world.databases.mongod.admin() as client:
@@ -42,10 +42,10 @@ def missing(world: World, folder: Path, stage: str, told: list[tuple[str, int]])
             there = client[folder.name][collection].count_documents({"key": header["key"], "block": block})
             if there == header["rows"]:
                 found.add((f"write_{collection.split('_')[0]}", block))
-    return sorted(set(told) - found)
+    return sorted(set(writes) - found)
 
 
-def test_f7_a_killed_database_keeps_what_it_acknowledged_and_the_run_goes_on(world: World, tmp_path: Path) -> None:
+def test_f7_a_killed_database_keeps_what_it_acknowledged_and_the_run_continues(world: World, tmp_path: Path) -> None:
     """Three kills in each run, with short and long pauses."""
     mongod = world.databases.mongod
     for number, seed in enumerate(seeds("F7", 4, 67)):
@@ -57,11 +57,11 @@ def test_f7_a_killed_database_keeps_what_it_acknowledged_and_the_run_goes_on(wor
         for least in moments:
             wait_for("blocks", lambda path=log, n=least: marked(path) >= n)
             mongod.kill()
-            told, pause_s = acknowledged(log), LONG_S if chance.random() < 0.15 else SHORT_S
+            writes, pause_s = acknowledged(log), LONG_S if chance.random() < 0.15 else SHORT_S
             time.sleep(pause_s)
             mongod.start()
-            lost += missing(world, folder, stage, told)
-            faults.append({"after_blocks": least, "pause_s": pause_s, "acknowledged": len(told)})
+            lost += missing(world, folder, stage, writes)
+            faults.append({"after_blocks": least, "pause_s": pause_s, "acknowledged": len(writes)})
         code = world.server.wait(pid)
         lost += missing(world, folder, stage, acknowledged(log))
         redone, whole = marked(log) - len(world.marks(folder, stage)), world.is_whole(stage, folder)
@@ -72,7 +72,7 @@ def test_f7_a_killed_database_keeps_what_it_acknowledged_and_the_run_goes_on(wor
         world.remove(folder)
 
 
-def test_f8_a_database_that_stays_away_ends_the_run_with_69_and_the_next_goes_on(world: World, tmp_path: Path) -> None:
+def test_f8_a_database_that_stays_away_ends_the_run_with_69_and_the_next_resumes(world: World, tmp_path: Path) -> None:
     mongod = world.databases.mongod
     for number, seed in enumerate(seeds("F8", 3, 20)):
         chance, stage = random.Random(seed), WITH_ROWS[number % len(WITH_ROWS)]
@@ -84,12 +84,12 @@ def test_f8_a_database_that_stays_away_ends_the_run_with_69_and_the_next_goes_on
         mongod.kill()
         code = world.server.wait(pid)
         mongod.start()
-        told, before = acknowledged(log), world.marks(folder, stage)
-        lost = missing(world, folder, stage, told)
+        writes, before = acknowledged(log), world.marks(folder, stage)
+        lost = missing(world, folder, stage, writes)
         resumed = world.server.run(stage, folder, SERIAL)
         redone = sum(world.marks(folder, stage).get(block) != when for block, when in before.items())
         whole = world.is_whole(stage, folder)
-        facts = {"seed": seed, "runner": settings[0], "code": code, "acknowledged": len(told)}
+        facts = {"seed": seed, "runner": settings[0], "code": code, "acknowledged": len(writes)}
         outcome = {"detected": code == 69, "resumed": resumed == 0, "whole": whole, "lost": lost, "redone": redone}
         world.note("F8", stage=stage, **facts, **world.outcome(folder, **outcome))
         assert (code, resumed, whole, lost, redone) == (69, 0, True, [], 0)

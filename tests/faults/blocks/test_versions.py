@@ -1,6 +1,6 @@
 """F23: an artefact of another contract: the next stage refuses it (76) and writes nothing.
 
-Only evaluate makes its report even then: it is where people look, and it tells what is wrong.
+Only evaluate makes its report even then: it is what people read, and it shows what is wrong.
 """
 
 from __future__ import annotations

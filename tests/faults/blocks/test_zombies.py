@@ -1,6 +1,6 @@
 """F6, F15, F17, F26: processes that were taken for dead and come back; clocks that are wrong.
 
-Required: the bits of the undisturbed run; what stands is not written again by whoever comes late, and the log says so.
+Required: the bits of the undisturbed run; what exists is not written again by a late worker, and the log says so.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def wake_when_done(world: World, stage: str, folder: Path, left: Path) -> tuple[str, float]:
-    """Wait until a stopped process's block was done by another, then let it go on; the block and when it was done."""
+    """Wait until another process did a stopped process's block, then let it continue; the block and its time."""
     wait_for(f"somebody to stop in block {left.name}", lambda: left.exists() and left.read_text() != "")
     pid = int(left.read_text())
     wait_for("the process to stop", lambda: is_stopped(pid))
@@ -52,7 +52,7 @@ def test_f6_a_worker_that_comes_back_after_its_block_was_done_by_another_writes_
         chance, stage = random.Random(seed), BLOCKWISE[number % len(BLOCKWISE)]
         folder, flags = world.before(stage, f"f6-{harm}-{number}", store_of(number)), tmp_path / str(number)
         flags.mkdir()
-        blocks, told_before = chance.sample(range(BLOCKS // 2), 2), len(world.server.told())
+        blocks, length_before = chance.sample(range(BLOCKS // 2), 2), len(world.server.output())
         timeout = "compute.block_timeout_s=1.5" if harm == "stop" else "compute.block_timeout_s=60"
         cluster = Cluster(world, stage, folder, timeout)
         for _ in range(3):
@@ -65,7 +65,7 @@ def test_f6_a_worker_that_comes_back_after_its_block_was_done_by_another_writes_
         codes = cluster.end()
         after = world.marks(folder, stage)
         redone = sum(after[block] != when for block, when in done.items())
-        refused = world.server.told()[told_before:].count("was finished by another attempt")
+        refused = world.server.output()[length_before:].count("was finished by another attempt")
         whole = world.is_whole(stage, folder)
         # One that slept past the time-out is ended by daisy's own watch, or comes to its commit and is refused.
         noticed = refused == len(blocks) or harm == "stop"
@@ -151,7 +151,7 @@ def test_f17_wrong_clocks_change_neither_locks_nor_results(world: World) -> None
 def test_f26_a_late_worker_of_other_parameters_changes_no_voxel_of_the_result_that_counts(
     world: World, tmp_path: Path
 ) -> None:
-    """It stops in the middle of a write; its coordinator dies; other parameters run and are verified; it goes on."""
+    """It stops in the middle of a write; its coordinator dies; other parameters run and are verified; it continues."""
     for number, seed in enumerate(seeds("F26", 2, 20)):
         chance, folder = random.Random(seed), world.before("watershed", f"f26-{number}", store_of(number))
         flags = tmp_path / str(number)

@@ -1,4 +1,4 @@
-"""Faults of training (F20, F21): killed anywhere, or its checkpoints damaged, it goes on to the same bits."""
+"""Faults of training (F20, F21): killed anywhere, or its checkpoints damaged, it resumes to the same bits."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def agrees(training: Training, wanted: Training) -> bool:
 
 
 def live_on(training: Training, deaths: list[dict[str, Any]], wanted: Training, history: Any, seed: int) -> None:
-    """All deaths one after another in one training, then a life to the end: nothing may tell it from `wanted`."""
+    """All deaths one after another in one training, then a life to the end: it must equal `wanted`."""
     fault: dict[str, Any] = {}
     for death in [*deaths, {}]:
         code = training.live(**death)
         assert code == (KILLED if death else 0), f"exit code {code} after {death}\n{training.log()[-2000:]}"
         if fault:
             history.add(**fault, resumed_at=training.resumed())
-            assert training.resumed() == fault["saved"], f"did not go on from the newest checkpoint: {fault}"
+            assert training.resumed() == fault["saved"], f"did not resume from the newest checkpoint: {fault}"
         saved = max((int(path.name) for path in training.checkpoints.glob("[0-9]*")), default=0)
         fault = {"kind": "F20", "seed": seed, **death, "died_at": training.last(), "saved": saved}
         fault |= {"torn": training.torn(), "equal": agrees(training, wanted)}

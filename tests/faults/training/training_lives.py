@@ -83,7 +83,7 @@ class Training:
             micro_experiment(self.root, self.mode, {**OPTIONS, **self.options})
 
     def copy(self, root: Path) -> Training:
-        """The same, as it stands now, in another folder."""
+        """The same, in its present state, in another folder."""
         shutil.copytree(self.root, root, symlinks=True)
         return Training(self.server, root, self.options, self.stage, self.mode)
 

@@ -62,7 +62,7 @@ def test_small_training_volumes_warn_and_targets_do_not() -> None:
     assert not shape_warnings((10, 10, 10), "target")
 
 
-def test_findings_keep_each_problem_once_and_go_on() -> None:
+def test_findings_keep_each_problem_once_and_continue() -> None:
     findings = Findings()
     for _ in range(2):
         with findings.collecting():

@@ -181,8 +181,8 @@ def test_a_changed_voxel_makes_another_volume_and_the_earlier_one_counts_again_w
     Prepare().run(loaded)
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), one_voxel_changed(IDS))
     assert read_manifest(loaded.layout, "prepare").identity != first.identity
-    (told,) = (record.message for record in caplog.records if "this is another volume" in record.message)
-    assert "/labels" in told
+    (message,) = (record.message for record in caplog.records if "this is another volume" in record.message)
+    assert "/labels" in message
     form(tmp_path, "labels", IDS)
     Prepare().run(loaded)
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), IDS)

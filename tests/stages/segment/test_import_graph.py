@@ -239,9 +239,9 @@ def test_a_dump_of_our_own_database_moves_a_graph_to_another_engine(
         run_import(make_bare("mixed"), write_dump(tmp_path / "mixed-dump", collections))
 
 
-@pytest.mark.parametrize("sizes_told", [False, True])
+@pytest.mark.parametrize("sizes_given", [False, True])
 def test_a_cut_out_of_the_fragments_imports_the_nodes_that_have_voxels_in_it(
-    native: Experiment, collections: Collections, make_bare: Make, tmp_path: Path, sizes_told: bool
+    native: Experiment, collections: Collections, make_bare: Make, tmp_path: Path, sizes_given: bool
 ) -> None:
     experiment = make_bare()
     whole = open_volume(experiment.layout.root / "fragments.zarr", FRAGMENTS.dataset)
@@ -251,11 +251,11 @@ def test_a_cut_out_of_the_fragments_imports_the_nodes_that_have_voxels_in_it(
     output = OutputArray(experiment.layout.root / "fragments.zarr", FRAGMENTS, whole.geometry, box, (8, 8, 16))
     output.create({"key": "a cut-out"})
     output.open().write(box, values)
-    if sizes_told:
+    if sizes_given:
         for row in collections["nodes"]:
             row["size"] = 99
     dump = write_dump(tmp_path / "dump", collections)
-    if not sizes_told:
+    if not sizes_given:
         with pytest.raises(BadData, match=r"nodes without a voxel in the fragments[\s\S]*--cut-out"):
             run_import(experiment, dump)
     run_import(experiment, dump, cut_out=True)
@@ -433,7 +433,7 @@ def stopped(*_: Any) -> None:
 def test_the_database_of_an_lsdflow_experiment_is_no_source(
     collections: Collections, make_bare: Make, mongod: Any, tmp_path: Path
 ) -> None:
-    database = f"ours-{tmp_path.name}"[:60]
+    database = f"own-{tmp_path.name}"[:60]
     file = mongod.uri_file(database, tmp_path)
     lines = ('engine = "mongo"', f'database = "{database}"', f'uri_file = "{file}"')
     experiment = make_bare("bare", *lines)

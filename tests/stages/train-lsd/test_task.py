@@ -162,7 +162,7 @@ def test_an_unfinished_training_of_contract_1_is_resumed(tmp_path) -> None:
     assert read_manifest(layout, "train-lsd").facts["iteration"] == 3
 
 
-def test_more_iterations_go_on(tmp_path) -> None:
+def test_more_iterations_continue(tmp_path) -> None:
     toml = micro_experiment(tmp_path)
     assert call("run", toml).exit_code == 0
     assert call("run", toml, "--set", "train-lsd.max_iteration=5").exit_code == 0

@@ -1,4 +1,4 @@
-"""Ids are unique in the volume, tell their block, and fit 63 bits; pieces that do not touch get ids of their own."""
+"""Ids are unique in the volume, contain their block, and fit 63 bits; pieces that do not touch get ids of their own."""
 
 from __future__ import annotations
 

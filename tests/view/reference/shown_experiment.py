@@ -1,6 +1,6 @@
-"""A tiny experiment to look at: voxels of no whole nm (after expansion), an offset, three thresholds with their tables.
+"""A tiny experiment to view: voxels of no whole nm (after expansion), an offset, three thresholds with their tables.
 
-Called with a folder, it writes it there, and tells what must be seen of it, as JSON: for tests in other environments.
+Called with a folder, it writes it there, and prints what must be visible, as JSON: for tests in other environments.
 """
 
 from __future__ import annotations

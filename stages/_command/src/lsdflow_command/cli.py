@@ -40,11 +40,11 @@ class JsonSpeakingGroup(TyperGroup):
         try:
             code = super().main(words, standalone_mode=False, **named)
         except TyperException as wrong:
-            code = _told_as_json(wrong)
+            code = _report_as_json(wrong)
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _told_as_json(wrong: TyperException) -> int:
+def _report_as_json(wrong: TyperException) -> int:
     """Report a wrong command line as JSON on stdout; returns its exit code."""
     context, format_message = getattr(wrong, "ctx", None), getattr(wrong, "format_message", wrong.__str__)
     command = context.command_path if context else ""
@@ -65,13 +65,13 @@ class Verbs(typer.Typer):
         register = super().command(name, **settings)
 
         def add(verb: Verb) -> Verb:
-            register(_as_loud_as_told(verb))
+            register(_with_verbosity(verb))
             return verb
 
         return add
 
 
-def _as_loud_as_told(verb: Callable[..., Any]) -> Callable[..., Any]:
+def _with_verbosity(verb: Callable[..., Any]) -> Callable[..., Any]:
     """The command with --quiet and --verbose added."""
 
     @functools.wraps(verb)

@@ -12,7 +12,7 @@ import sys
 import time
 
 import daisy
-from work import BLOCKS, do_block, is_done, root, tell
+from work import BLOCKS, do_block, finish, is_done, root
 
 QUEUE_SECONDS = 3.0
 TIMEOUT_SECONDS = 5
@@ -53,7 +53,7 @@ def main(role: str) -> None:
         max_retries=2,
         timeout=TIMEOUT_SECONDS,
     )
-    tell(daisy.run_blockwise([task]))
+    finish(daisy.run_blockwise([task]))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import typer
-from work import root, tell
+from work import finish, root
 
 from lsdflow_command.app import exit_codes
 from lsdflow_command.interruption import interrupt_on_signals
@@ -23,4 +23,4 @@ if __name__ == "__main__":
             Row().run(load_experiment(root()))
     except typer.Exit as end:
         sys.exit(end.exit_code)
-    tell(True)
+    finish(True)

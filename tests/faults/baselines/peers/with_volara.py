@@ -10,7 +10,7 @@ from typing import Any, Literal
 from funlib.geometry import Coordinate, Roi
 from volara.blockwise.blockwise import BlockwiseTask
 from volara.logging import set_log_basedir
-from work import BLOCKS, do_block, root, tell
+from work import BLOCKS, do_block, finish, root
 
 
 class Row(BlockwiseTask):
@@ -46,4 +46,4 @@ class Row(BlockwiseTask):
 if __name__ == "__main__":
     os.chdir(root())
     set_log_basedir("volara_logs")
-    tell(Row(num_workers=2).run_blockwise(multiprocessing=True))
+    finish(Row(num_workers=2).run_blockwise(multiprocessing=True))

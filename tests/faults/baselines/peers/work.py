@@ -58,7 +58,7 @@ def is_done(number: int) -> bool:
     return (root() / "out" / str(number)).exists()
 
 
-def tell(succeeded: object) -> None:
-    """What the peer's own call returned: the user's program would go on with it."""
+def finish(succeeded: object) -> None:
+    """What the peer's own call returned: the user's program would use it."""
     (root() / "returned").write_text(str(bool(succeeded)))
     sys.exit(0 if succeeded else 1)

@@ -51,7 +51,7 @@ def _open(experiment: Experiment) -> Iterator[BlockFunction]:
         failed = folder / "failed-once"
         if block.number == FAILING and not failed.exists():
             failed.touch()
-            msg = "told to fail once"
+            msg = "failed once on request"
             raise ValueError(msg)
         while block.number == WAITING and not (folder / "go").exists():
             if os.getppid() != parent:

@@ -96,13 +96,13 @@ class MongoStore:
 
     def drop(self, stage: str, key: str) -> None:
         """Remove marks and rows of a pass. OutputConflict (73) if the database belongs to another experiment."""
-        self.require_ours()
+        self.require_own_database()
         # The marks first, because a mark without its rows would count as done.
         self.blocks(stage, key).remove_all()
         self.rag.drop(key)
         self._remove_record(f"{stage}/{key}")
 
-    def require_ours(self) -> None:
+    def require_own_database(self) -> None:
         """Raise OutputConflict (73) if the database belongs to another experiment; writes nothing."""
         owner = self.connection.call(lambda db: db[ADMINISTRATION].find_one({"_id": OWNER}))
         if owner is not None and owner["experiment_id"] != self._own_id():
@@ -117,12 +117,12 @@ class MongoStore:
     def _claim(self) -> None:
         path = self.experiment.layout.store / "owner.json"
         if not path.exists():
-            self.require_ours()
+            self.require_own_database()
             write_json(path, {"experiment_id": uuid.uuid4().hex})
         claim = {"kind": "owner", "experiment_id": self._own_id(), "name": self.experiment.common.name}
         first = {"$setOnInsert": {**claim, "begun": time.time()}}
         self.connection.call(lambda db: db[ADMINISTRATION].update_one({"_id": OWNER}, first, upsert=True))
-        self.require_ours()
+        self.require_own_database()
 
     def _own_id(self) -> str:
         try:
@@ -303,7 +303,7 @@ def problems_of_mongo(experiment: Experiment) -> list[StageError]:
     problems: list[StageError] = []
     try:
         _require_rights(connection)
-        MongoStore(experiment, connection).require_ours()
+        MongoStore(experiment, connection).require_own_database()
         warn_if_open(address)
     except StageError as error:
         problems.append(error)

@@ -1,11 +1,11 @@
-"""What fails is told at once, not only at the end: a run that is ended before its summary has said what went wrong."""
+"""Print failures immediately, so that a run that is ended before its summary has shown them."""
 
 from __future__ import annotations
 
 import pytest
 
 
-class _Teller:
+class _Printer:
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self.terminal = terminal
 
@@ -18,7 +18,7 @@ class _Teller:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Only the process that has a terminal tells."""
+    """Only the process that has a terminal prints."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
-        config.pluginmanager.register(_Teller(terminal), "told-at-once")
+        config.pluginmanager.register(_Printer(terminal), "immediate-failures")
