@@ -1,4 +1,4 @@
-"""The folder under test, its template read once, and a place for commands that stand in for Azure's and Slurm's."""
+"""The folder under test, its template read once, and a folder for fake commands of Azure and Slurm."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ CALL = re.compile(r"^StrJoin\((.*)\)$")
 
 @dataclass
 class Section:
-    """One heading with what stands under it; `kind name` as in [[nodearray gpu]]."""
+    """One heading with its content; `kind name` as in [[nodearray gpu]]."""
 
     kind: str
     name: str

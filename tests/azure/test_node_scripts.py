@@ -97,10 +97,10 @@ def test_an_unset_or_empty_setting_stops_the_node(node, commands: Path) -> None:
     _command(commands, "jetpack", "case $2 in full) echo 10.0.2.4;; empty) echo;; none) echo None;; *) exit 1;; esac")
     assert node("setting full").stdout == "10.0.2.4\n"
     for name in ("empty", "none", "absent"):
-        done = node(f"value=$(setting {name}); echo went on")
+        done = node(f"value=$(setting {name}); echo continued")
         assert done.returncode != 0
         assert name in done.stderr
-        assert "went on" not in done.stdout
+        assert "continued" not in done.stdout
 
 
 def test_a_package_is_installed_only_if_its_sum_is_the_written_one(node, commands: Path, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_the_settings_of_the_readme_are_valid_and_name_partitions_that_exist(
     chosen = {cluster.partition_cpu, cluster.partition_gpu, cluster.predict.partition, cluster.predict.worker_partition}
     assert chosen <= set(nodes)
     assert {ClusterTable().partition_cpu, ClusterTable().partition_gpu} <= set(nodes)
-    assert nodes[cluster.predict.partition]["Interruptible"] == "false"  # a coordinator does not go on spot
+    assert nodes[cluster.predict.partition]["Interruptible"] == "false"  # no coordinator on spot machines
     assert tables["store"]["uri_file"].startswith(nodes["cpu"]["lsdflow.mount.point"] + "/")
 
 

@@ -247,7 +247,7 @@ CASES = [
          ("agglomerate.context", "leave context out"), AGGLOMERATE, "watershed"),
     Case("super-blocks that cut blocks", setting("agglomerate", super_block="24 vox"), CONFIG,
          ("agglomerate.super_block", "16"), AGGLOMERATE, "watershed"),
-    Case("joining fragments that go on in other blocks", setting("watershed", epsilon_agglomerate=0.2), CONFIG,
+    Case("joining fragments that continue in other blocks", setting("watershed", epsilon_agglomerate=0.2), CONFIG,
          ("epsilon_agglomerate", 'id_mode = "blocks"'), WATERSHED, "predict"),
     Case("edges that agglomerate did not make", setting("segment", merge_function="mean"), MISSING,
          ("mean", "hist_quant_75", "agglomerate.merge_functions"), SEGMENT, "agglomerate"),

@@ -123,7 +123,7 @@ class Lab:
 
 
 def write_source(folder: Path, values: NDArray[Any], **attributes: Any) -> None:
-    """A zarr 2 array of a source volume; resolution and offset in nm, over which `attributes` stand (None: absent)."""
+    """A zarr 2 array of a source volume; resolution and offset in nm, overridden by `attributes` (None: absent)."""
     shutil.rmtree(folder, ignore_errors=True)
     given = {"resolution": [int(v) for v in VOXEL_NM], "offset": [0, 0, 0]} | attributes
     kept = {key: value for key, value in given.items() if value is not None}

@@ -200,8 +200,8 @@ class Chain:
         for file in sorted(p for p in root.rglob("*") if p.is_file() and p.stat().st_size):
             path = file.relative_to(root).as_posix()
             is_group = file.name in GROUPS or (file.name == "zarr.json" and '"group"' in file.read_text())
-            shown = path.startswith("report/") and path != "report/scores.json"
-            if not is_group and not shown and not path.startswith(FOR_PEOPLE):
+            in_report = path.startswith("report/") and path != "report/scores.json"
+            if not is_group and not in_report and not path.startswith(FOR_PEOPLE):
                 found.setdefault(kind_of(path), []).append(path)
         return [Kind(name, stage, tuple(files)) for (name, stage), files in found.items()]
 

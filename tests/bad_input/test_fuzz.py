@@ -1,4 +1,4 @@
-"""Whatever stands in the experiment file or in the metadata of a volume: a documented exit code, never a traceback."""
+"""Whatever is in the experiment file or in the metadata of a volume: a documented exit code, never a traceback."""
 
 from __future__ import annotations
 

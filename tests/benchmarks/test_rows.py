@@ -1,6 +1,6 @@
 """The benchmarks measure what they say: every side runs, and both sides of a row agree, on a small input.
 
-Peers that only their own environment has (mwatershed) are run by `make bench` alone; that they are there is looked at.
+Peers that only their own environment has (mwatershed) are run by `make bench` alone; their presence is checked.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 // The contrast (WCAG 2) of every text that is seen, with the colour behind it: [{text, contrast}]. Texts over pictures
-// stand on a plate of their own, and are measured against that alone where it is opaque enough.
+// have a plate of their own, and are measured against that alone where it is opaque enough.
 (() => {
   const parse = (css) => {
     const [r, g, b, a = 1] = css.match(/[\d.]+/g).map(Number);

@@ -21,7 +21,7 @@ COLOURS = (256, 128, 64, 32)
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture: which page, how wide and high the window, which look, and the part of the page (CSS), if one.
+    """One picture: which page, how wide and high the window, which scheme, and the part of the page (CSS), if one.
 
     most_high: pixels of the picture's height that are kept.
     """
@@ -29,7 +29,7 @@ class Shot:
     name: str
     page: str
     size: tuple[int, int] = (1280, 900)
-    look: str = "light"
+    scheme: str = "light"
     part: str = ""
     most_high: int = 10_000
 
@@ -64,7 +64,7 @@ def main(report: Path, out: Path) -> None:
 
 def _taken(browser: Browser, report: Path, shot: Shot) -> bytes | None:
     width, height = shot.size
-    with browser.new_context(viewport={"width": width, "height": height}, color_scheme=shot.look) as context:  # type: ignore[arg-type]
+    with browser.new_context(viewport={"width": width, "height": height}, color_scheme=shot.scheme) as context:  # type: ignore[arg-type]
         page = context.new_page()
         page.goto((report / shot.page).resolve().as_uri())
         if not shot.part:

@@ -45,8 +45,8 @@ def test_pages_ask_for_nothing_but_the_site_and_are_no_wider_than_the_screen(
             page.goto(address + name)
             expect(page.locator("h1")).to_be_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], name
-        shown = page.locator("body").get_attribute("data-md-color-scheme")
-    assert shown == {"light": "default", "dark": "slate"}[scheme]
+        active = page.locator("body").get_attribute("data-md-color-scheme")
+    assert active == {"light": "default", "dark": "slate"}[scheme]
     assert errors == []
     assert len(asked) > len(PAGES)
     assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []

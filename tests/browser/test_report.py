@@ -51,7 +51,7 @@ def _pages(report: Path) -> list[Path]:
 
 @dataclass
 class Seen:
-    """What was seen of a page on a phone: its width, the contrasts of its texts by look, and what it asked for."""
+    """What was seen of a page on a phone: its width, the contrasts of its texts by scheme, and what it asked for."""
 
     wide_px: int
     contrasts: dict[str, list[dict[str, Any]]]
@@ -72,9 +72,9 @@ def seen(reports: dict[str, Path], phone: Any) -> dict[str, Seen]:
             wide = phone.page.evaluate("document.documentElement.scrollWidth")
             phone.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
             contrasts = {}
-            for look in ("light", "dark"):
-                phone.page.emulate_media(color_scheme=look)
-                contrasts[look] = phone.page.evaluate(CONTRASTS)
+            for scheme in ("light", "dark"):
+                phone.page.emulate_media(color_scheme=scheme)
+                contrasts[scheme] = phone.page.evaluate(CONTRASTS)
             headings = phone.page.locator("h1").count()
             found[f"{kind}/{page.name}"] = Seen(
                 wide, contrasts, list(phone.requests), list(phone.console_errors), headings
@@ -95,14 +95,14 @@ def test_no_page_is_wider_than_a_phone(seen: dict[str, Seen]) -> None:
     assert {name: page.wide_px for name, page in seen.items() if page.wide_px > PHONE_PX} == {}
 
 
-@pytest.mark.parametrize("look", ["light", "dark"])
-def test_every_text_has_the_contrast_that_people_need(look: str, seen: dict[str, Seen]) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_the_contrast_that_people_need(scheme: str, seen: dict[str, Seen]) -> None:
     for name, page in seen.items():
-        assert len(page.contrasts[look]) > 10, name
-        low = [text for text in page.contrasts[look] if text["contrast"] < LEAST_CONTRAST]
+        assert len(page.contrasts[scheme]) > 10, name
+        low = [text for text in page.contrasts[scheme] if text["contrast"] < LEAST_CONTRAST]
         assert low == [], f"{name}: {low[:5]}"
-    inks = {look: page.contrasts[look][0] for look in ("light", "dark")}
-    assert inks["light"] != inks["dark"], "both looks are the same"
+    inks = {scheme: page.contrasts[scheme][0] for scheme in ("light", "dark")}
+    assert inks["light"] != inks["dark"], "both schemes are the same"
 
 
 def test_contrast_is_measured_as_wcag_defines_it(visit: Any) -> None:

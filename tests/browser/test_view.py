@@ -49,29 +49,29 @@ PATIENCE_MS = 90_000
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def viewed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A tiny experiment, and what must be seen of it."""
-    folder = tmp_path_factory.mktemp("shown")
-    command = [VIEW_PYTHON, REPOSITORY / "tests" / "view" / "reference" / "shown_experiment.py", folder]
+    folder = tmp_path_factory.mktemp("viewed")
+    command = [VIEW_PYTHON, REPOSITORY / "tests" / "view" / "reference" / "viewed_experiment.py", folder]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return folder, json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module", params=["from disk", "with levels"])
-def levels(request: pytest.FixtureRequest, shown: tuple[Path, dict[str, Any]], commands: Path) -> Path | None:
+def levels(request: pytest.FixtureRequest, viewed: tuple[Path, dict[str, Any]], commands: Path) -> Path | None:
     """An export in three levels, or none."""
     if request.param == "from disk":
         return None
-    folder, _ = shown
+    folder, _ = viewed
     out = folder.with_name("levels")
     subprocess.run([commands / "lsdflow", "export", "ome", folder, out, "--levels=3"], check=True)
     return out
 
 
 @pytest.fixture(scope="module")
-def address(shown: tuple[Path, dict[str, Any]], levels: Path | None, commands: Path) -> Iterator[str]:
+def address(viewed: tuple[Path, dict[str, Any]], levels: Path | None, commands: Path) -> Iterator[str]:
     """What `lsdflow view` prints; Ctrl-C ends it, with exit code 0."""
-    folder, facts = shown
+    folder, facts = viewed
     at = ",".join(map(str, facts["at_nm"]))
     more = [f"--export={levels}"] if levels else []
     command = [commands / "lsdflow", "view", folder, "--no-browser", f"--at={at}", *more]
@@ -97,11 +97,11 @@ def opened(drawing_visit: Any, address: str) -> Any:
     return drawing_visit
 
 
-def test_every_layer_loads_at_its_scale_and_offset(opened: Any, shown: tuple[Path, dict[str, Any]]) -> None:
+def test_every_layer_loads_at_its_scale_and_offset(opened: Any, viewed: tuple[Path, dict[str, Any]]) -> None:
     opened.page.evaluate(SHOW_ALL)
     opened.page.wait_for_function(f"() => ({LAYERS})().every(layer => layer.chunks > 0)", timeout=PATIENCE_MS)
     layers = {layer["name"]: layer for layer in opened.page.evaluate(LAYERS)}
-    _, facts = shown
+    _, facts = viewed
     assert {name: layer["error"] for name, layer in layers.items() if layer["error"]} == {}
     assert set(layers) == set(facts["begins_vox"])
     for name, begin in facts["begins_vox"].items():
@@ -111,9 +111,9 @@ def test_every_layer_loads_at_its_scale_and_offset(opened: Any, shown: tuple[Pat
 
 
 def test_it_opens_at_the_given_position_and_the_voxels_there_are_those_of_the_disk_at_every_threshold(
-    opened: Any, shown: tuple[Path, dict[str, Any]]
+    opened: Any, viewed: tuple[Path, dict[str, Any]]
 ) -> None:
-    _, facts = shown
+    _, facts = viewed
     opened.page.evaluate("() => { window.viewer.navigationState.zoomFactor.value = 0.02; }")  # pixels of a voxel: 50
     opened.page.wait_for_function(IS_READY, timeout=PATIENCE_MS)
     panel = opened.page.query_selector(".neuroglancer-rendered-data-panel").bounding_box()

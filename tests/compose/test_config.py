@@ -1,4 +1,4 @@
-"""What `docker compose config` makes of the files: every variant stands, and a missing pin is named."""
+"""What `docker compose config` makes of the files: every variant is valid, and a missing pin is named."""
 
 from __future__ import annotations
 

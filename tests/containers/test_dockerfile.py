@@ -141,7 +141,7 @@ def _is_let_in(path: str, patterns: list[str]) -> bool:
 
 
 def test_every_folder_that_is_copied_is_let_into_the_context_itself() -> None:
-    """buildah takes a folder out with a pattern of its own, whatever is let in below it; docker looks below."""
+    """buildah takes a folder out with a pattern of its own, whatever is let in below it; docker searches below."""
     lines = [x for x in (REPOSITORY / ".dockerignore").read_text().splitlines() if x and not x.startswith("#")]
     copies = [line for line in _instructions() if re.match(r"COPY (?!--from)", line)]
     copied = {path for line in copies for path in line.split()[1:-1]}

@@ -33,8 +33,8 @@ from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import Lut, legacy_lut_name, lut_name, read_lut, write_lut
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
-from lsdflow_contract.shown_volumes import Placed, shown_volumes, viewer_layers
 from lsdflow_contract.software import library_versions
+from lsdflow_contract.viewer_volumes import Placed, viewer_layers, viewer_volumes
 
 
 def _lut() -> Lut:
@@ -138,9 +138,9 @@ def test_a_viewer_is_offered_the_other_results_beside_the_current_one(tmp_path: 
         array.mkdir(parents=True)
         _manifest(key=key, outputs={"fragments": str(array.relative_to(tmp_path))}).write(layout)
     (layout.results / "watershed" / "unfinished").mkdir()
-    found = {volume.name: volume.container.parent.name for volume in shown_volumes(layout, others=True)}
+    found = {volume.name: volume.container.parent.name for volume in viewer_volumes(layout, others=True)}
     assert found == {"fragments": "b" * 8, "fragments_aaaaaaaa": "a" * 8}
-    assert [volume.name for volume in shown_volumes(layout)] == ["fragments"]
+    assert [volume.name for volume in viewer_volumes(layout)] == ["fragments"]
     grid = Geometry((40.0, 4.0, 4.0), (0.0, 0.0, 0.0), (2, 2, 2))
     (layer,) = viewer_layers({"affinities_aaaaaaaa": Placed("volumes/x", grid, ("c", "z", "y", "x"))})
     assert (layer.kind, layer.visible) == ("affinities", False)

@@ -1,4 +1,4 @@
-"""Processes that stop, fail, are killed or do not come: all end, with the same reason, and go on to the same bits."""
+"""Processes that stop, fail, are killed or do not come: all end, with the same reason, and resume to the same bits."""
 
 from __future__ import annotations
 

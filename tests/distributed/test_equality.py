@@ -1,4 +1,4 @@
-"""Several processes train what one process trains with as many patches a step; they go on from one another."""
+"""Several processes train what one process trains with as many patches a step; each resumes from the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def largest_difference(one, other) -> float:
     return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
 
 
-# What shares its weights also shares their average, and looks together whether to stop.
+# What shares its weights also shares their average, and decides together whether to stop.
 STEERED = {"average_decay": 0.5, "patience_iterations": 1000}
 
 
@@ -22,7 +22,7 @@ STEERED = {"average_decay": 0.5, "patience_iterations": 1000}
 def test_two_processes_learn_what_one_learns_with_twice_as_many_patches(
     training, strategy: str, patches: int, options: dict
 ) -> None:
-    """And each goes on from the checkpoint of the other: what shared its weights loads whole, what was whole is cut.
+    """And each resumes from the checkpoint of the other: what shared its weights loads whole, what was whole is cut.
 
     Only the first process writes: the second is unable to.
     """

@@ -1,4 +1,4 @@
-"""FSDP in all its forms learns what one process learns, and goes on to the same bits."""
+"""FSDP in all its forms learns what one process learns, and resumes to the same bits."""
 
 from __future__ import annotations
 

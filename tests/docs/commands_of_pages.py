@@ -19,7 +19,7 @@ PAGES = (
 )
 # made by programs, from commands that they have run
 GENERATED = ("docs/bad_input.md", "docs/fault_baselines.md", "docs/fault_release.md")
-OURS = re.compile(r"^(bin/[a-z-]+|lsdflow|make) \S")
+LSDFLOW = re.compile(r"^(bin/[a-z-]+|lsdflow|make) \S")
 PROGRAMS = re.compile(r"(bin/|\.venv/\w+/bin/|(make|torchrun|lsdflow|prepare|train-lsd|train-acrlsd|predict|segment) )")
 _INDENTED = re.compile(r"(?:^    \S.*\n?)+", re.MULTILINE)
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -63,7 +63,7 @@ def commands_of(page: Path) -> Iterator[Command]:
     for line in shell_lines(text):
         yield from _simple_commands(name, line)
     for span in re.findall(r"`([^`\n]+)`", _FENCE.sub("", text)):
-        if OURS.match(span) and "…" not in span and "..." not in span:
+        if LSDFLOW.match(span) and "…" not in span and "..." not in span:
             yield from _simple_commands(name, span)
 
 

@@ -1,4 +1,4 @@
-"""The stage that docs/add_a_stage.md builds: its files as they stand on the page, run on a small volume."""
+"""The stage that docs/add_a_stage.md builds: its files as written on the page, run on a small volume."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def _toml_blocks() -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _experiments() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Those of experiment files: not prices, nor sweeps, whose keys are looked at by tests/sweep."""
+    """Those of experiment files: not prices, nor sweeps, whose keys are checked by tests/sweep."""
     return ((page, values) for page, values in _toml_blocks() if not {"offers", "base"} & set(values))
 
 
@@ -192,7 +192,7 @@ def _problem(command: Command, about: dict[str, Any], tables: dict[str, Any]) ->
             about = about["commands"][word]
             options = {n: option for option in about["options"] for n in option["names"]}
         elif about["passes_on"]:
-            return ""  # what it passes on is looked at in tests/view/test_commands_of_pages.py
+            return ""  # what it passes on is checked in tests/view/test_commands_of_pages.py
         elif word.startswith("-") and not re.match(r"-\d", word):
             if name not in options and name != "--help":
                 return f"no option {name}"

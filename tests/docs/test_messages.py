@@ -1,4 +1,4 @@
-"""What docs/troubleshooting.md quotes as a message of lsdflow stands in the sources."""
+"""Every message of lsdflow that docs/troubleshooting.md quotes occurs in the sources."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def page(name: str) -> str:
 
 
 def tables_of(name: str) -> list[str]:
-    """The blocks of toml of a page, as they stand there."""
+    """The blocks of toml of a page, as written there."""
     return re.findall(r"^```toml\n(.*?)^```", page(name), re.MULTILINE | re.DOTALL)
 
 
@@ -132,9 +132,9 @@ def test_from_a_clone_the_divided_volume_is_one_that_validate_and_plan_take(desk
     cremi_zarr(desk / "labelled.zarr", (250, 250, 250), 10, anew=True)
     lines = [line for line in shell_lines(page(CLONE)) if line.split()[1] in ("init", "validate", "plan")]
     assert lines == [INIT_OWN, "bin/lsdflow validate own", "bin/lsdflow plan own"]
-    shown = type_in(lines[0])
+    output = type_in(lines[0])
     assert "validation_fraction = 0.15" in page(CLONE)
-    assert "train-acrlsd.validation_fraction = 0.15" in shown
+    assert "train-acrlsd.validation_fraction = 0.15" in output
     put_in(desk / "own" / "experiment.toml", *tables_of(CLONE))
     assert "no problems found" in type_in(lines[1])
     type_in(lines[2])

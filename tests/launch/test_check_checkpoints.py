@@ -1,4 +1,4 @@
-"""Checks of checkpoints: the experiment file of a check, resume, follow, the choice; the stages are stood in for."""
+"""Checks of checkpoints: the experiment file of a check, resume, follow, the choice; the stages are fakes."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def test_follow_waits_for_new_checkpoints_and_ends_with_the_training(tmp_path: P
     seen: list[list[int]] = []
 
     def train_on(_seconds: float) -> None:
-        """What the training elsewhere does while nobody looks."""
+        """What the training elsewhere does at the same time."""
         seen.append(list(caller.checked))
         leave_checkpoint(experiment, 10 * len(seen))
         if len(seen) == 3:

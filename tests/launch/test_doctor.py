@@ -1,4 +1,4 @@
-"""`lsdflow doctor`: each finding is shown by breaking what it looks at; nothing that does not answer holds it up."""
+"""`lsdflow doctor`: each finding is tested by breaking what it checks; nothing that does not answer delays it."""
 
 from __future__ import annotations
 

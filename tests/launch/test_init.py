@@ -1,4 +1,4 @@
-"""`lsdflow init`: it looks, proposes with reasons, finds labels by itself, and writes nothing when it should not."""
+"""`lsdflow init`: it inspects, proposes with reasons, finds labels by itself, and writes nothing when it should not."""
 
 from __future__ import annotations
 

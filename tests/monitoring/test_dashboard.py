@@ -48,11 +48,11 @@ def test_every_panel_asks_the_data_source_that_is_provisioned() -> None:
 
 
 def test_the_dashboard_shows_what_people_steer_by() -> None:
-    shown = " ".join(target["expr"] for panel in _dashboard()["panels"] for target in panel["targets"])
+    expressions = " ".join(target["expr"] for panel in _dashboard()["panels"] for target in panel["targets"])
     for metric in ("work_done", "work_per_second", "work_eta_seconds", "blocks_failed", "block_seconds", "loss"):
-        assert f"lsdflow_{metric}" in shown
+        assert f"lsdflow_{metric}" in expressions
     for metric in ("block_retries_total", "resident_bytes", "gpu_reserved_bytes", 'unit="iteration"'):
-        assert metric in shown
+        assert metric in expressions
 
 
 def test_charts_say_how_they_show_their_legend_and_leave_nothing_to_defaults() -> None:

@@ -88,5 +88,5 @@ def test_legends_name_labels_that_are_left(target: dict[str, str]) -> None:
 
 def test_the_table_of_the_documentation_has_every_metric_and_no_other(reported: MetricLabels) -> None:
     rows = re.findall(r"^\| (`[a-z_`, {}]+`) \|", PAGE, re.MULTILINE)
-    shown = {f"lsdflow_{name}" for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
-    assert shown == {re.sub(r"(seconds)_(?:bucket|sum|count)$", r"\1", name) for name in reported}
+    documented = {f"lsdflow_{name}" for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
+    assert documented == {re.sub(r"(seconds)_(?:bucket|sum|count)$", r"\1", name) for name in reported}

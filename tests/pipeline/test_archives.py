@@ -1,4 +1,4 @@
-"""Experiments that earlier contracts left on disk are verified, gone on with, and give the bits they gave then."""
+"""Experiments that earlier contracts left on disk are verified and resumed, and give the same bits as then."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ ELSEWHERE = "127.0.0.2"
 
 
 class Inner:
-    """Stands for daisy: answers every byte with the next one, and keeps what came."""
+    """Replaces daisy: answers every byte with the next one, and keeps what came."""
 
     def __init__(self) -> None:
         self.came = b""

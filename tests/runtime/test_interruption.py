@@ -18,7 +18,7 @@ Make = Callable[..., Experiment]
 
 
 class Dropping:
-    """Told to stop while it is finalised: what a handler raises there, Python drops."""
+    """Stopped while it is finalised: Python drops what a handler raises there."""
 
     def __del__(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)

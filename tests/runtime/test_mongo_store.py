@@ -326,8 +326,8 @@ def test_a_wrong_uri_is_a_configuration_error_that_shows_nothing_of_it(
     (problem,) = problems_of_store(experiment_at(tmp_path / "e", file, retry_s=0))
     assert problem.exit_code in (66, 78)
     assert str(file) in problem.message()
-    shown = "".join(traceback.format_exception(problem)) + repr(problem) + str(problem.as_dict())
-    assert "topsy9" not in shown
+    texts = "".join(traceback.format_exception(problem)) + repr(problem) + str(problem.as_dict())
+    assert "topsy9" not in texts
 
 
 def test_no_secret_is_in_any_file_log_line_or_repr_of_a_run(
@@ -342,12 +342,12 @@ def test_no_secret_is_in_any_file_log_line_or_repr_of_a_run(
         run(experiment)
     quoted, plain = password_of(experiment)
     opened = open_store(experiment)
-    shown = [caplog.text, repr(block_task(experiment)), repr(opened), repr(mongo_address(experiment)), str(opened.rag)]
+    texts = [caplog.text, repr(block_task(experiment)), repr(opened), repr(mongo_address(experiment)), str(opened.rag)]
     files = [p for p in experiment.layout.root.rglob("*") if p.is_file()]
     assert len(files) > 10
-    shown += [p.read_bytes().decode(errors="replace") for p in files]
-    shown += [Path("/proc/self/cmdline").read_text(), str(dict(os.environ))]
-    for text in shown:
+    texts += [p.read_bytes().decode(errors="replace") for p in files]
+    texts += [Path("/proc/self/cmdline").read_text(), str(dict(os.environ))]
+    for text in texts:
         assert quoted not in text
         assert plain not in text
 

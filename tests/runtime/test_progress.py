@@ -12,7 +12,7 @@ from lsdflow_command.progress import Progress
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that stands until its value is changed."""
+    """A clock that stays at its value until it is changed."""
     now = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now

@@ -1,4 +1,4 @@
-"""A storage that fails for a moment fails no block; one that goes on failing, or is full, ends the stage as before."""
+"""A storage that fails for a moment fails no block; one that keeps failing, or is full, ends the stage as before."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def failing(number: int) -> OSError:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long was waited. Other threads of this process, as those of pymongo, go on sleeping."""
+    """The waiting times. Other threads of this process, as those of pymongo, continue to sleep."""
     waited: list[float] = []
     monkeypatch.setattr(transient_errors, "time", SimpleNamespace(sleep=waited.append))
     return waited

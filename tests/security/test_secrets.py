@@ -1,4 +1,4 @@
-"""The password of the store stands in its file and nowhere else, whatever happens to a run.
+"""The password of the store is in its file and nowhere else, whatever happens to a run.
 
 Seen of each run: every file of the experiment and of the scratch folder, the output, and arguments and environments of
 all its processes while they live.
@@ -159,8 +159,8 @@ def test_a_coordinator_and_its_worker_leave_no_password_on_shared_storage(
     watched_run.keep_files(experiment, seen)
     assert (seen.code, worker.code) == (0, 0), worker.all_of("output")
     assert any(where.endswith("coordinator.json") for where in kept.texts)
-    for shown in (seen, kept, worker):
-        assert shown.holding(token) == []
+    for traces in (seen, kept, worker):
+        assert traces.holding(token) == []
     assert seen.listened == {LOOPBACK, PROXY}
     assert [where for where in kept.texts if where.endswith("/secret")] != []
     assert list(experiment.rglob("secret")) == [], "the secret is removed with its session"
@@ -174,6 +174,6 @@ def test_a_uri_written_into_the_experiment_file_by_mistake_is_refused_and_not_sh
         load_experiment(experiment)
     assert f"store.{key}" in raised.value.message()
     # What --debug prints holds the library's error as well.
-    shown = "".join(traceback.format_exception(raised.value)) + json.dumps(raised.value.as_dict())
-    assert "ValidationError" in shown
-    assert WRONG not in shown
+    text = "".join(traceback.format_exception(raised.value)) + json.dumps(raised.value.as_dict())
+    assert "ValidationError" in text
+    assert WRONG not in text

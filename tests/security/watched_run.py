@@ -23,7 +23,7 @@ LISTENING = "0A"
 
 @dataclass
 class Seen:
-    """What was seen of a run: exit code, everything by the name of where it stood, addresses listened on (hex)."""
+    """What was seen of a run: exit code, everything by the name of its place, addresses listened on (hex)."""
 
     code: int = -1
     texts: dict[str, set[bytes]] = field(default_factory=dict)
@@ -39,15 +39,15 @@ class Seen:
         return b"\n".join(self.texts[where]).decode(errors="replace")
 
     def holding(self, *secrets: str) -> list[str]:
-        """Places where a secret stands, as it is or in base64."""
+        """Places that contain a secret, as it is or in base64."""
         wanted = [form for secret in secrets for form in forms_of(secret)]
         return [where for where, texts in self.texts.items() if any(f in text for text in texts for f in wanted)]
 
 
 def forms_of(secret: str) -> list[bytes]:
-    """A secret as it may stand in a file: plain, UTF-16, and within base64 at each of its three places."""
+    """A secret as a file may contain it: plain, UTF-16, and within base64 at each of its three places."""
     plain = secret.encode()
-    # The first and last characters of the base64 depend on what stands beside the secret.
+    # The first and last characters of the base64 depend on the text beside the secret.
     shifted = [base64.b64encode(b"x" * n + plain)[4 if n else 0 : -4] for n in range(3)]
     return [plain, secret.encode("utf-16-le"), *shifted]
 

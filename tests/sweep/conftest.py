@@ -94,7 +94,7 @@ def bring_affinities(root: Path) -> Experiment:
 
 @pytest.fixture
 def sweep_file(base: Path) -> Callable[[str], Path]:
-    """Writes SWEEP.toml beside the base: what stands below `base = "base"`."""
+    """Writes SWEEP.toml beside the base: the text below `base = "base"`."""
 
     def write(text: str) -> Path:
         path = base.parent / "grid.toml"

@@ -96,7 +96,7 @@ def test_the_plot_shows_every_mean_hollow_where_it_is_partial(sweep: SweepFolder
     circles = [c for c in root.iter("{http://www.w3.org/2000/svg}circle") if c.get("class")]
     assert [(c.get("class"), c.get("fill") == "#fff") for c in circles] == [("complete", False), ("partial", True)]
     assert float(circles[0].get("cx", "0")) < float(circles[1].get("cx", "0"))
-    assert float(circles[0].get("cy", "0")) < float(circles[1].get("cy", "0")), "1.2 stands above 0.4"
+    assert float(circles[0].get("cy", "0")) < float(circles[1].get("cy", "0")), "1.2 is above 0.4"
     dots = [c for c in root.iter("{http://www.w3.org/2000/svg}circle") if not c.get("class")]
     assert len(dots) == 4
     words = [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")]

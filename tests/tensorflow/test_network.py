@@ -104,13 +104,13 @@ def test_loss_and_gradients_are_torchs(torch_side, kind) -> None:
     wanted.loss.backward()
     engine = made.engine()
     assert engine.loss(patch) == pytest.approx(float(wanted.loss.detach()), rel=1e-5)
-    shown = engine.inspect(patch)
-    assert shown.losses == pytest.approx(wanted.losses, rel=1e-5)
+    result = engine.inspect(patch)
+    assert result.losses == pytest.approx(wanted.losses, rel=1e-5)
     for name in patch.targets:
-        torch.testing.assert_close(shown.predictions[name], wanted.predictions[name].detach(), rtol=0, atol=1e-4)
-        torch.testing.assert_close(shown.predictions[name].grad, wanted.predictions[name].grad, rtol=1e-3, atol=1e-8)
+        torch.testing.assert_close(result.predictions[name], wanted.predictions[name].detach(), rtol=0, atol=1e-4)
+        torch.testing.assert_close(result.predictions[name].grad, wanted.predictions[name].grad, rtol=1e-3, atol=1e-8)
     if kind == "acrlsd":
-        levels = shown.predictions["lsds_u8"].int() - wanted.predictions["lsds_u8"].int()
+        levels = result.predictions["lsds_u8"].int() - wanted.predictions["lsds_u8"].int()
         assert levels.abs().max() <= 1
         assert (levels != 0).float().mean() < 1e-3
 

@@ -53,7 +53,7 @@ def batches(training, count: int, workers: int = 0) -> list[gp.Batch]:
 
 
 def field_of(published, slip: float, shift: float, far: int, seed: int, sections: int = 40) -> np.ndarray:
-    """How far sections lie aside, (sections, 2) voxels y, x."""
+    """Shift of each section, (sections, 2) voxels y, x."""
     how = dataclasses.replace(
         published, slip_probability=slip, shift_probability=shift, max_misalign_vox=far, rotation_max_rad=0.0,
         jitter_sigma_vox=(0.0, 0.0, 0.0), elastic_probability=1.0,
@@ -81,7 +81,7 @@ def test_slipped_sections_are_shifted_alone_and_shifted_ones_with_all_that_follo
 
 
 def axis_of_z(batch: gp.Batch) -> int:
-    """Along which axis of the patch raw rises or falls, where it lies within the volume."""
+    """Along which axis of the patch raw rises or falls, where it is within the volume."""
     raw, trained = batch[KEYS.raw], batch[KEYS.mask].data > 0
     seen = raw.crop(batch[KEYS.mask].spec.roi).data
     rises = []
@@ -126,7 +126,7 @@ def test_shifted_sections_move_raw_labels_and_mask_alike(prepared) -> None:
 
 
 def test_changed_intensities_leave_labels_mask_and_targets_alone(prepared) -> None:
-    """Seeds go on from node to node, so the plain batch has the same nodes, all without effect."""
+    """Seeds continue from node to node, so the plain batch has the same nodes, all without effect."""
     training = prepared("mtlsd", voxel_size_nm=SNEMI, **THIN, **INTENSITIES, **SHIFTED)
     never = dict.fromkeys((k for k in INTENSITIES if k.endswith("probability")), 1e-12)
     plain = prepared(

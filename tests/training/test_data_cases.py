@@ -108,7 +108,7 @@ def test_whatever_the_labels_under_an_unused_mask_are_the_same_is_learnt(prepare
 
 
 def test_labels_under_the_mask_change_nothing_but_the_shape_of_objects_that_reach_out_of_it(prepared) -> None:
-    """As published: a neuron that goes on under the mask has its true shape, so its id must stay; others may change."""
+    """As published: a neuron that continues under the mask has its true shape, so its id stays; others may change."""
     training = prepared("mtlsd", **STILL)
     states, labels = half_ignored(), labels_of()
     rewrite(training, labels, states)

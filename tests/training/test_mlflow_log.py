@@ -63,7 +63,7 @@ def test_a_training_and_its_resumption_are_one_run_with_the_points_of_the_curves
     folder = tmp_path / "results" / "t" / "key"
     run(plain, tmp_path / "plain", max_iteration=5, validation_every=1)
     run(logged, folder, max_iteration=3, validation_every=1)
-    shutil.rmtree(bundle_folder(folder / "checkpoints", 3))  # as if it had been killed: goes on from iteration 2
+    shutil.rmtree(bundle_folder(folder / "checkpoints", 3))  # as if it had been killed: resumes from iteration 2
     run(logged, folder, max_iteration=5, validation_every=1)
     assert curve(folder, 1) == curve(tmp_path / "plain", 1)
     found, client = the_run(folder)

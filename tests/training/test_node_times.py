@@ -12,7 +12,7 @@ from lsdflow_training.timing import NodeTimes  # noqa: E402
 
 
 class Slow(gp.BatchFilter):
-    """A node whose name stands in the table."""
+    """A node whose name is in the table."""
 
 
 def _batch(node: gp.BatchFilter, method: str, seconds: float) -> gp.profiling.ProfilingStats:

@@ -1,4 +1,4 @@
-"""Training on the device of this machine: its patches are those of the CPU, it learns at every precision, goes on."""
+"""Training on the device of this machine: its patches are those of the CPU, it learns at every precision, resumes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> bool:
 
 
 def is_gone(process: int) -> bool:
-    """Ended; a zombie whose new parent has not looked yet has ended too."""
+    """Ended; a zombie whose new parent has not waited for it yet has ended too."""
     stat = Path(f"/proc/{process}/stat")
     try:
         return stat.read_text().rpartition(")")[2].split()[0] == "Z"
@@ -95,7 +95,7 @@ def test_a_worker_sees_no_gpu_and_cannot_reach_the_one_of_the_training() -> None
     """Forked, it shares no context with the driver: torch finds no device, or refuses if the training uses one."""
     import torch
 
-    def look(_: int) -> dict[str, object]:
+    def observe(_: int) -> dict[str, object]:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")
         try:
             torch.zeros(1, device="cuda")
@@ -103,7 +103,7 @@ def test_a_worker_sees_no_gpu_and_cannot_reach_the_one_of_the_training() -> None
             return {"visible": seen, "refused": True}
         return {"visible": seen, "refused": False}
 
-    worker = BatchWorker(look, first=1, step=1, ahead=1)
+    worker = BatchWorker(observe, first=1, step=1, ahead=1)
     try:
         assert worker.next() == {"visible": "", "refused": True}
     finally:

@@ -77,10 +77,10 @@ def _finish(experiment: Experiment, stage: str, outputs: dict[str, str]) -> None
 
 
 @pytest.fixture(scope="session")
-def shown_experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+def viewed_experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     """Read only: what viewers show, with a table for each of three thresholds (see the module of this name)."""
-    from shown_experiment import make_shown_experiment
+    from viewed_experiment import make_viewed_experiment
 
-    root = tmp_path_factory.mktemp("shown")
-    make_shown_experiment(root)
+    root = tmp_path_factory.mktemp("viewed")
+    make_viewed_experiment(root)
     return load_experiment(root)

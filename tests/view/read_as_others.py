@@ -32,7 +32,7 @@ def read(folder: Path) -> dict[str, object]:
     if is_label:
         validate(attributes, version="0.5", model="label")
     model = (ImageLabel if is_label else Image).from_zarr(zarr.open_group(folder, mode="r"))
-    # From a label the reader goes on to its image and to the labels beside it.
+    # From a label the reader continues to its image and to the labels beside it.
     node = next(node for node in Reader(parse_url(folder))() if node.zarr.basename() == folder.name)
     levels = [np.asarray(level) for level in node.data]
     return {

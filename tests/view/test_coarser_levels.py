@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from shown_experiment import MERGE_FUNCTION, looked_up, make_shown_experiment
+from viewed_experiment import MERGE_FUNCTION, looked_up, make_viewed_experiment
 
 from lsdflow_contract.errors import MissingInput, OutputConflict, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -27,7 +27,7 @@ LEVELLED = ("raw", "fragments", "segmentation", "truth")
 @pytest.fixture
 def experiment(tmp_path: Path) -> Experiment:
     """What viewers show, and beside it its export in two levels."""
-    make_shown_experiment(tmp_path / "exp")
+    make_viewed_experiment(tmp_path / "exp")
     found = load_experiment(tmp_path / "exp")
     export_ome(found, tmp_path / "levels", (), 2)
     return found
@@ -65,9 +65,12 @@ def test_thresholds_come_in_the_levels_of_the_fragments_with_the_segment_of_each
             kind = plain["type"]
             assert moved[kind] == [1.0 if kind == "scale" else 0.0, *plain[kind]]
         ids = zarr.open_array(fragments / level["path"], mode="r")[:]
-        shown = zarr.open_array(folder / level["path"], mode="r")
+        level_voxels = zarr.open_array(folder / level["path"], mode="r")
         for number, lut in enumerate(gallery.relabelled[MERGE_FUNCTION].luts):
-            assert np.array_equal(shown[number], looked_up(ids, read_lut(lut.path))), (level["path"], lut.threshold)
+            assert np.array_equal(level_voxels[number], looked_up(ids, read_lut(lut.path))), (
+                level["path"],
+                lut.threshold,
+            )
     assert gallery.thresholds_file(MERGE_FUNCTION, ("2", "zarr.json")) is None
     assert gallery.thresholds_file("unknown", ("zarr.json",)) is None
 

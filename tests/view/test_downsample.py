@@ -1,4 +1,4 @@
-"""Binning, compared with a loop over bins; and where the levels of a pyramid lie."""
+"""Binning, compared with a loop over bins; and the places of the levels of a pyramid."""
 
 from __future__ import annotations
 

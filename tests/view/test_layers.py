@@ -1,4 +1,4 @@
-"""What is shown: every volume in its place, every threshold with the voxels that segment would write."""
+"""The layers: every volume in its place, every threshold with the voxels that segment would write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from shown_experiment import (
+from viewed_experiment import (
     CHOSEN,
     GRID,
     MERGE_FUNCTION,
@@ -17,7 +17,7 @@ from shown_experiment import (
     THRESHOLDS,
     VOXEL_SIZE_NM,
     looked_up,
-    make_shown_experiment,
+    make_viewed_experiment,
 )
 
 from lsdflow_contract.errors import BadData, MissingInput
@@ -32,9 +32,9 @@ from lsdflow_view.relabelled import LutCache, relabel
 
 
 @pytest.fixture(scope="module")
-def gallery(shown_experiment: Experiment) -> ViewerLayers:
+def gallery(viewed_experiment: Experiment) -> ViewerLayers:
     """Open, read only."""
-    return open_viewer_layers(shown_experiment)
+    return open_viewer_layers(viewed_experiment)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_the_chosen_threshold_is_the_segmentation_that_was_written(gallery: View
 
 
 def test_fragments_that_are_still_to_be_made_are_no_chunk_and_no_error(tmp_path: Path) -> None:
-    make_shown_experiment(tmp_path)
+    make_viewed_experiment(tmp_path)
     (tmp_path / "fragments.zarr/volumes/fragments/c/0/0/0").unlink()
     volume = open_viewer_layers(load_experiment(tmp_path)).relabelled[MERGE_FUNCTION]
     assert volume.file(["c", "0", "0", "0", "0"]) is None
@@ -112,7 +112,7 @@ def test_a_table_that_does_not_ascend_is_refused(tmp_path: Path) -> None:
 
 
 def test_tables_of_other_fragments_are_not_shown(tmp_path: Path) -> None:
-    make_shown_experiment(tmp_path)
+    make_viewed_experiment(tmp_path)
     beside = next((tmp_path / "luts").glob("*0.1000.json"))
     write_sealed(beside, {**read_sealed(beside, fix=""), "fragments_fingerprint": "older"})
     volume = open_viewer_layers(load_experiment(tmp_path)).relabelled[MERGE_FUNCTION]
@@ -157,7 +157,7 @@ def test_every_layer_has_the_scale_and_offset_of_its_volume(gallery: ViewerLayer
 
 
 def test_an_unfinished_experiment_shows_what_it_has_and_an_empty_one_says_so(tmp_path: Path) -> None:
-    make_shown_experiment(tmp_path)
+    make_viewed_experiment(tmp_path)
     (tmp_path / "manifests" / "segment.json").unlink()
     assert [layer.name for layer in open_viewer_layers(load_experiment(tmp_path)).layers() if layer.visible]
     (tmp_path / "manifests" / "watershed.json").unlink()

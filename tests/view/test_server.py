@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shown_experiment import MERGE_FUNCTION, make_shown_experiment
+from viewed_experiment import MERGE_FUNCTION, make_viewed_experiment
 
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -57,7 +57,7 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server on an experiment of its own, with a secret beside the volumes and links that lead to it."""
     root = tmp_path_factory.mktemp("served")
-    make_shown_experiment(root)
+    make_viewed_experiment(root)
     raw = root / "data" / "target.zarr" / "volumes" / "raw"
     (root / "secret.txt").write_bytes(SECRET)
     (raw / "link.txt").symlink_to(root / "secret.txt")
@@ -80,7 +80,7 @@ def test_files_of_a_volume_are_those_of_the_disk(served: Served) -> None:
 
 def test_a_volume_that_is_itself_a_link_to_other_storage_is_served(tmp_path: Path) -> None:
     root = tmp_path / "exp"
-    make_shown_experiment(root)
+    make_viewed_experiment(root)
     shutil.move(root / "data" / "target.zarr", tmp_path / "storage.zarr")
     (root / "data" / "target.zarr").symlink_to(tmp_path / "storage.zarr")
     site = Site(open_viewer_layers(load_experiment(root)), client_folder())
@@ -214,7 +214,7 @@ def test_ranges_of_shards_are_sent_and_ranges_behind_the_end_refused(served: Ser
 
 
 def test_a_damaged_chunk_is_reported_and_is_no_zeros(tmp_path: Path) -> None:
-    make_shown_experiment(tmp_path)
+    make_viewed_experiment(tmp_path)
     shard = tmp_path / "fragments.zarr/volumes/fragments/c/0/0/0"
     with shard.open("r+b") as file:
         file.seek(200)
@@ -228,8 +228,8 @@ def test_a_damaged_chunk_is_reported_and_is_no_zeros(tmp_path: Path) -> None:
     assert b"a chunk cannot be read" in broken[0]
 
 
-def test_the_position_is_in_nm_or_the_middle_of_a_voxel_of_the_target(shown_experiment: Experiment) -> None:
-    gallery = open_viewer_layers(shown_experiment)
+def test_the_position_is_in_nm_or_the_middle_of_a_voxel_of_the_target(viewed_experiment: Experiment) -> None:
+    gallery = open_viewer_layers(viewed_experiment)
     voxel, offset = gallery.volumes["raw"].geometry.voxel_size_nm, gallery.volumes["raw"].geometry.offset_nm
     assert position_of(gallery, "480, 800.5,1e3") == (480.0, 800.5, 1000.0)
     middle = [o + (n + 0.5) * v for o, n, v in zip(offset, (4, 5, 6), voxel, strict=True)]
@@ -248,11 +248,11 @@ def test_the_token_is_in_no_argument_of_the_browser_and_in_no_file_of_others(
 ) -> None:
     seen: list[tuple[str, str, int]] = []
 
-    def look(address: str) -> None:
+    def open_page(address: str) -> None:
         page = Path(address.removeprefix("file://"))
         seen.append((address, page.read_text(), page.parent.stat().st_mode & 0o777))
 
-    monkeypatch.setattr(webbrowser, "open", look)
+    monkeypatch.setattr(webbrowser, "open", open_page)
     monkeypatch.setenv("DISPLAY", ":0")
     with browser_on(served.server.url):
         ((address, content, mode),) = seen
@@ -267,8 +267,8 @@ def test_the_token_is_in_no_argument_of_the_browser_and_in_no_file_of_others(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_prints_its_address_and_ends_cleanly(shown_experiment: Experiment, number: int) -> None:
-    command = [Path(sys.executable).parent / "lsdflow-view", "show", shown_experiment.path.parent, "--no-browser"]
+def test_the_command_prints_its_address_and_ends_cleanly(viewed_experiment: Experiment, number: int) -> None:
+    command = [Path(sys.executable).parent / "lsdflow-view", "show", viewed_experiment.path.parent, "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as viewer:
         address = viewer.stdout.readline().strip() if viewer.stdout else ""
         host, port = address.removeprefix("http://").partition("/")[0].split(":")

@@ -79,9 +79,9 @@ def test_every_command_is_shown_as_one_could_type_it(cluster: Cluster, experimen
     done = cluster.run(
         [WRAPPERS / "pipeline.sh", "--experiment", experiment, "--settings", settings, "--to", "prepare"]
     )
-    shown = [line.removeprefix("$ ") for line in done.stdout.splitlines() if line.startswith("$ ")]
+    printed = [line.removeprefix("$ ") for line in done.stdout.splitlines() if line.startswith("$ ")]
     first = cluster.calls("sbatch")
-    for line in shown:
+    for line in printed:
         cluster.run(["bash", "-c", line])
     assert cluster.calls("sbatch") == [*first, *first]
 

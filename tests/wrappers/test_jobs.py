@@ -202,8 +202,8 @@ def test_a_value_is_never_evaluated(cluster: Cluster, submission: Path, tmp_path
     assert done.returncode == 0, done.stderr
     (call,) = _executed(cluster)
     assert {f"predict.note={text}", f"/data/{text}"} <= set(call)
-    shown = next(line for line in done.stderr.splitlines() if line.startswith("$ singularity"))
-    cluster.run(["bash", "-c", shown.removeprefix("$ ")])
+    printed = next(line for line in done.stderr.splitlines() if line.startswith("$ singularity"))
+    cluster.run(["bash", "-c", printed.removeprefix("$ ")])
     assert _executed(cluster)[1] == call
     assert not mark.exists()
 

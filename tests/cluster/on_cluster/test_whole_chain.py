@@ -62,9 +62,9 @@ def test_the_password_is_in_no_log_manifest_or_job(whole: Submission, desk: Desk
     assert [str(path) for path in searched if secret in path.read_text(errors="replace")] == []
     # The accounting keeps a job; the queue forgets it minutes after its end.
     number = whole.number("watershed", "workers")
-    shown = desk.cluster.run("sacct", "-P", "--jobs", number, "--format", "JobName,SubmitLine,AdminComment").stdout
-    assert "watershed" in shown
-    assert secret not in shown
+    accounting = desk.cluster.run("sacct", "-P", "--jobs", number, "--format", "JobName,SubmitLine,AdminComment").stdout
+    assert "watershed" in accounting
+    assert secret not in accounting
 
 
 def test_the_database_lets_nobody_in_without_the_password(whole: Submission, desk: Desk) -> None:

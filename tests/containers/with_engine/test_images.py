@@ -260,7 +260,7 @@ def test_docker_stop_ends_a_run_as_interrupted_before_it_is_killed(
     stage: str, setting: str, trained: Path, made: dict[str, Made], bench: Bench
 ) -> None:
     folder = trained
-    # A training that went on from the finished one would have nothing to do.
+    # A training that resumed the finished one would have nothing to do.
     if stage == "train-acrlsd":
         trained_files = [folder / "results" / stage, folder / "train" / stage, folder / "manifests" / f"{stage}.json"]
         bench.call("rm", "-r", *trained_files)
@@ -275,7 +275,7 @@ def test_docker_stop_ends_a_run_as_interrupted_before_it_is_killed(
         bench.call("docker", "stop", "-t", "60", container)
         state = bench.call("docker", "inspect", "--format", "{{.State.ExitCode}}", container)
         assert state.stdout.strip() == "75", bench.call("docker", "logs", container).stderr[-2000:]
-        assert not re.search(r"\b(\d+)/\1 blocks", log.read_text()), "it went on to the end"
+        assert not re.search(r"\b(\d+)/\1 blocks", log.read_text()), "it continued to the end"
     finally:
         bench.call("docker", "rm", "--force", container)
 

@@ -9,15 +9,15 @@ from lsdflow_agglomerate.scoring import MergeHistory, merge_scores
 
 
 def random_history(seed: int, labels: int) -> MergeHistory:
-    """Merges of random regions that still stand, with rising scores; some regions stay apart."""
+    """Merges of random remaining regions, with rising scores; some regions stay apart."""
     generator = np.random.default_rng(seed)
-    standing = list(range(1, labels + 1))
+    remaining = list(range(1, labels + 1))
     into, taken = [], []
-    while len(standing) > 4:
-        a, b = generator.choice(len(standing), 2, replace=False)
-        into.append(standing[a])
-        taken.append(standing[b])
-        del standing[b]
+    while len(remaining) > 4:
+        a, b = generator.choice(len(remaining), 2, replace=False)
+        into.append(remaining[a])
+        taken.append(remaining[b])
+        del remaining[b]
     score = np.sort(generator.random(len(into))).astype(np.float32)
     return MergeHistory(np.array(into, np.int64), np.array(taken, np.int64), score)
 

@@ -20,8 +20,8 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.graph import Overlaps
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.shown_volumes import shown_volumes
 from lsdflow_contract.testing import made, voronoi_labels
+from lsdflow_contract.viewer_volumes import viewer_volumes
 from lsdflow_descriptors import stored_lsds
 from lsdflow_descriptors.label_descriptors import descriptors_of, radius_vox
 from lsdflow_evaluate.config import EvaluateConfig
@@ -243,10 +243,10 @@ def test_the_manifest_names_the_map_and_the_report_and_the_viewer_show_that_of_t
     assert layer_names(experiment)[-2:] == ["lsd_error", "truth"]
     other = replace(experiment, tables={**experiment.tables, "evaluate": {"voi_limit": 9.0, "lsd_sigma": "40 nm"}})
     Evaluate().run(other)
-    assert [v.container for v in shown_volumes(layout, others=True) if v.name.startswith("lsd_error")] == [container]
+    assert [v.container for v in viewer_volumes(layout, others=True) if v.name.startswith("lsd_error")] == [container]
     segment = read_manifest(layout, "segment")
     segment.model_copy(update={"identity": "another segmentation"}).write(layout)
-    assert "lsd_error" not in [volume.name for volume in shown_volumes(layout)]
+    assert "lsd_error" not in [volume.name for volume in viewer_volumes(layout)]
     write_report(experiment)
     assert "lsd_error" not in layer_names(experiment)
     segment.write(layout)

@@ -1,4 +1,4 @@
-"""The 3-D picture: which labels, seen from where, what lies in front; the lattice it is made from."""
+"""The 3-D picture: which labels, seen from where, what is in front; the lattice it is made from."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_nearer_segment_hides_a_farther_one() -> None:
     labels[:, 20:28, :] = 2
     picture = _seen(labels).pixels
     row, column = picture.shape[0] // 2, picture.shape[1] // 2
-    assert picture[row, column, 2] > picture[row, column, 0], "the smaller label lies in front: blue, the second colour"
+    assert picture[row, column, 2] > picture[row, column, 0], "the smaller label is in front: blue, the second colour"
     behind = view_from(180)
     ids = largest_labels(labels, 2)
     turned = picture_of_neurites(labels, (1.0, 1.0, 1.0), ids, behind, COLOURS).pixels

@@ -179,8 +179,8 @@ def test_the_command_report_names_what_it_could_not_read_and_writes_the_pages_al
     chunk.unlink()
     done = CliRunner().invoke(app, ["report", "-e", str(experiment.path)])
     assert done.exit_code == BadData.exit_code
-    shown = {path.stem for path in experiment.layout.report.glob("*.html") if 'id="errors"' in path.read_text()}
-    assert shown == {"index", "segment"}
+    pages = {path.stem for path in experiment.layout.report.glob("*.html") if 'id="errors"' in path.read_text()}
+    assert pages == {"index", "segment"}
 
 
 def _pages_with_blocks(experiment: Experiment) -> set[str]:

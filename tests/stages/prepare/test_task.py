@@ -1,4 +1,4 @@
-"""The stage from end to end: what it writes, what it refuses, how it goes on."""
+"""The stage from end to end: what it writes, what it refuses, how it resumes."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_the_stretch_after_the_collapse_is_no_plateau() -> None:
 def test_a_collapse_at_once_is_reported() -> None:
     sizes = np.full(200, 100, np.uint64)
     advice = advise_by_stability(facts_of(graph_of_cells((0.0, 0.0), (0.0, 0.0)), GRID, sizes), 200, 20_000)
-    assert "look at the affinities" in advice.reason
+    assert "check the affinities" in advice.reason
 
 
 def test_no_merge_at_all_is_reported() -> None:

@@ -214,7 +214,7 @@ class Experiment:
             found = (self.path.parent / path).resolve()
             found.exists()  # raises OSError for a name that is too long
         except PermissionError as error:
-            raise PermissionDenied("no permission to look there", where=path, found=error) from error
+            raise PermissionDenied("no permission to read this folder", where=path, found=error) from error
         except (OSError, RuntimeError, ValueError) as error:
             fix = "correct the path: a link that leads to itself, a name that is too long, or a character of no name"
             raise ConfigError(

@@ -98,5 +98,5 @@ def not_finite(
         f"the {what} not finite",
         where=f"iteration {number}, {by}{named}",
         found=found,
-        fix=f"lower learning_rate, or look for NaN in the volumes (prepare validate); {kept}",
+        fix=f"lower learning_rate, or search for NaN in the volumes (prepare validate); {kept}",
     )

@@ -191,7 +191,7 @@ def doubt(loss: float, constant: float, iteration: int) -> str:
         return ""
     return (
         f"iteration {iteration}: the validation loss {loss:.4g} is no better than that of an answer that ignores the "
-        f"image ({constant:.4g}); look at a snapshot: are labels and image of the same place, is there contrast?"
+        f"image ({constant:.4g}); check a snapshot: do labels and image match, is there contrast?"
     )
 
 

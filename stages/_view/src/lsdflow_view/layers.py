@@ -21,8 +21,8 @@ from lsdflow_contract.failed_blocks import FailedBlock, failed_blocks_of_results
 from lsdflow_contract.geometry import Nm3
 from lsdflow_contract.lut import KnownLut, find_luts, luts_of
 from lsdflow_contract.manifest import Manifest, read_manifest
-from lsdflow_contract.shown_volumes import Placed, ShownVolume, shown_volumes, viewer_layers
 from lsdflow_contract.viewer_state import Steps, ViewerLayer, neuroglancer_state
+from lsdflow_contract.viewer_volumes import Placed, ViewerVolume, viewer_layers, viewer_volumes
 from lsdflow_runtime.io.volumes import Volume, open_volume
 from lsdflow_view.export.levels import USUAL, open_layer
 from lsdflow_view.export.ngff import finished_layers, image_folder
@@ -98,13 +98,13 @@ class ViewerLayers:
         stepped = [self._stepped(merge_function) for merge_function in self.relabelled]
         # the slider's layer already shows the written segmentation as one of its steps
         hidden = {"segmentation"} if any(layer.visible for layer in stepped) else set()
-        shown = (replace(layer, visible=layer.visible and layer.name not in hidden) for layer in plain)
-        return (*(replace(layer, places_itself=layer.name in self.images) for layer in shown), *stepped)
+        visible = (replace(layer, visible=layer.visible and layer.name not in hidden) for layer in plain)
+        return (*(replace(layer, places_itself=layer.name in self.images) for layer in visible), *stepped)
 
     def thresholds_file(self, merge_function: str, parts: Sequence[str]) -> bytes | None:
         """A file of the array (or image) of all thresholds of a merge function; None if there is none."""
-        shown: Mapping[str, RelabelledVolume | RelabelledImage] = {**self.relabelled, **self.levelled}
-        return shown[merge_function].file(parts) if merge_function in shown else None
+        relabelled: Mapping[str, RelabelledVolume | RelabelledImage] = {**self.relabelled, **self.levelled}
+        return relabelled[merge_function].file(parts) if merge_function in relabelled else None
 
     def state(self, address: str, position_nm: Nm3 | None = None) -> dict[str, Any]:
         """The state of neuroglancer for a server at `address`."""
@@ -129,12 +129,12 @@ def open_viewer_layers(experiment: Experiment, export: Path | None = None) -> Vi
 
     Raises MissingInput (66) if there is no volume yet, and the errors of `exported_images`.
     """
-    shown = shown_volumes(experiment.layout, _truth_dataset(experiment), others=True)
-    if not shown:
+    existing = viewer_volumes(experiment.layout, _truth_dataset(experiment), others=True)
+    if not existing:
         raise MissingInput(
             "there is no volume to show", where=experiment.layout.root, fix="run prepare first: lsdflow run DIR"
         )
-    volumes = {volume.name: _opened(volume) for volume in shown}
+    volumes = {volume.name: _opened(volume) for volume in existing}
     images = {} if export is None else exported_images(experiment, export)
     relabelled, chosen = _relabelled(experiment, volumes), _chosen(_manifest(experiment, "segment"))
     levelled, failed = _levelled(relabelled, images.get("fragments")), failed_blocks_of_results(experiment.layout)
@@ -164,7 +164,7 @@ def _levelled(relabelled: Mapping[str, RelabelledVolume], image: Path | None) ->
     return {name: relabelled_image(image, volume.luts, volume.cache) for name, volume in relabelled.items()}
 
 
-def _opened(volume: ShownVolume) -> Volume:
+def _opened(volume: ViewerVolume) -> Volume:
     return open_volume(volume.container, volume.dataset)
 
 

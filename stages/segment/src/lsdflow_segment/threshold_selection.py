@@ -185,7 +185,7 @@ def advise_by_stability(facts: Sequence[SegmentationFacts], fragments: int, voxe
         return Advice(facts[-1].threshold, "stability", reason)
     if not usable:
         share = begun[0].largest_vox / max(voxels, 1)
-        reason = f"one segment holds {share:.0%} of all voxels as soon as merging begins: look at the affinities"
+        reason = f"one segment holds {share:.0%} of all voxels as soon as merging begins: check the affinities"
         return Advice(begun[0].threshold, "stability", reason)
     first, last = _plateau(usable)
     middle = (first.threshold + last.threshold) / 2

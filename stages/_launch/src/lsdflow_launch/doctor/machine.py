@@ -23,7 +23,7 @@ CORES, MEMORY_BYTES = 2, 6 * GIB
 OPEN_FILES = 1024
 # For the batches of data loaders and daisy's logs.
 TEMPORARY_BYTES, SHARED_BYTES = 2 * GIB, GIB
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - read, not written
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits")
 # One stage of each environment: prediction, and the trainings.
 ONE_OF_EACH_TORCH = ("predict", "train-acrlsd")

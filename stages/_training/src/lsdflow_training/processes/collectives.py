@@ -71,7 +71,7 @@ class Group:
             raise InternalError(
                 f"the processes do not have the same {what}",
                 where=f"process {', '.join(map(str, others))} of {self.ranks.world_size}",
-                fix="run the same command again to resume from the last checkpoint; if it comes again, look at the "
+                fix="run the same command again to resume from the last checkpoint; if it happens again, check the "
                 "memory of these nodes",
             )
 

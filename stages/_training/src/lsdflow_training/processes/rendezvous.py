@@ -93,7 +93,7 @@ def connect(ranks: Ranks, timeout_s: float) -> Store:
             where=f"{ranks.address}:{ranks.port}",
             wanted=f"an answer within {timeout_s:g} s",
             found="missing: process 0",
-            fix="look into the log of its node; can this one reach its address?",
+            fix="check the log of its node; can this one reach its address?",
         ) from error
     return PrefixStore(ranks.attempt, found)
 
@@ -160,7 +160,7 @@ def rendezvous(ranks: Ranks, timeout_s: float) -> Store:
             where=f"{ranks.address}:{ranks.port}",
             wanted=f"{ranks.world_size} processes within {timeout_s:g} s",
             found=f"missing: process {names}",
-            fix="look into the logs of their nodes; can they reach this address (GLOO_SOCKET_IFNAME, a firewall)?",
+            fix="check the logs of their nodes; can they reach this address (GLOO_SOCKET_IFNAME, a firewall)?",
         )
         left_s = until - time.monotonic()
         if missing or left_s <= 0:

@@ -25,8 +25,8 @@ from lsdflow_contract.failed_blocks import failed_blocks_of_results
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, differences, finished_manifests
-from lsdflow_contract.shown_volumes import viewer_layers
 from lsdflow_contract.viewer_state import neuroglancer_state
+from lsdflow_contract.viewer_volumes import viewer_layers
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.inputs import Segmented
 from lsdflow_evaluate.report.data import ComparedResult, LossCurve, Neurites, Picture, Problem, ReportData, StageBlocks

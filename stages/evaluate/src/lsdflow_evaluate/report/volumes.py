@@ -22,7 +22,7 @@ from lsdflow_contract.errors import BadData, MissingInput, StageError
 from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest
-from lsdflow_contract.shown_volumes import Placed, ShownVolume, shown_volumes
+from lsdflow_contract.viewer_volumes import Placed, ViewerVolume, viewer_volumes
 from lsdflow_evaluate.report.data import Axis, DatasetFacts, LayerKind, Picture, TrainingSnapshot
 from lsdflow_evaluate.report.figures import three_channels
 from lsdflow_runtime.formats.hdf5 import datasets_in, open_hdf5
@@ -48,19 +48,19 @@ class PlaneBox:
 
 def report_volumes(
     layout: ExperimentLayout, truth_dataset: str, result: Manifest | None = None
-) -> tuple[ShownVolume, ...]:
+) -> tuple[ViewerVolume, ...]:
     """All volumes that exist, in the order in which they are made.
 
     result: the manifest of the scores in the report, which need not be the current one; its map of LSD errors is in
     the report.
     """
-    existing = shown_volumes(layout, truth_dataset)
+    existing = viewer_volumes(layout, truth_dataset)
     if result is None:
         return existing
     found = {volume.name: volume for volume in existing if volume.name != MAP}
     if MAP in result.outputs:
         truth = found.pop("truth", None)
-        found[MAP] = ShownVolume(MAP, *result.output_array(layout, MAP))
+        found[MAP] = ViewerVolume(MAP, *result.output_array(layout, MAP))
         found |= {"truth": truth} if truth else {}
     return tuple(volume for volume in found.values() if volume.exists)
 
@@ -107,7 +107,7 @@ def picture_of(layer: str, values: NDArray[Any], plane: PlaneBox, voxel_size_nm:
     return Picture(layer, kind, plane.axis, plane.index_vox, np.ascontiguousarray(image), (row, column))
 
 
-def places_in(root: Path, existing: tuple[ShownVolume, ...], volumes: dict[str, Volume]) -> dict[str, Placed]:
+def places_in(root: Path, existing: tuple[ViewerVolume, ...], volumes: dict[str, Volume]) -> dict[str, Placed]:
     """For neuroglancer: by name, the path inside the experiment folder and the place of those that were opened."""
     return {
         layer.name: Placed(

@@ -27,7 +27,7 @@ VISIBLE_AT_FIRST = ("raw", "segmentation")
 
 
 @dataclass(frozen=True)
-class ShownVolume:
+class ViewerVolume:
     """One volume: its name in reports and viewers, its container and dataset."""
 
     name: str
@@ -45,20 +45,20 @@ class ShownVolume:
         return self.folder.exists()
 
 
-def shown_volumes(
+def viewer_volumes(
     layout: ExperimentLayout, truth_dataset: str = LABELS.dataset, *, others: bool = False
-) -> tuple[ShownVolume, ...]:
+) -> tuple[ViewerVolume, ...]:
     """All volumes that exist, in the order of the stages; outputs of finished stages only.
 
     others: also results that are not current, with names such as `segmentation_1c0f4a2b`, to compare them.
     """
     made = [volume for output in OUTPUTS for volume in _output(layout, *output)]
     if all(volume.name != "lsd_error" for volume in made):
-        made.append(ShownVolume("lsd_error", layout.lsd_error, LSD_ERROR.dataset))
+        made.append(ViewerVolume("lsd_error", layout.lsd_error, LSD_ERROR.dataset))
     known = [
-        ShownVolume("raw", layout.target_volume, RAW.dataset),
+        ViewerVolume("raw", layout.target_volume, RAW.dataset),
         *made,
-        ShownVolume("truth", layout.target_volume, truth_dataset),
+        ViewerVolume("truth", layout.target_volume, truth_dataset),
         *(_other_results(layout, {volume.folder for volume in made}) if others else []),
     ]
     return tuple(volume for volume in known if volume.exists)
@@ -90,21 +90,21 @@ def viewer_layers(places: Mapping[str, Placed]) -> tuple[ViewerLayer, ...]:
     )
 
 
-def _output(layout: ExperimentLayout, stage: str, output: str, name: str) -> list[ShownVolume]:
+def _output(layout: ExperimentLayout, stage: str, output: str, name: str) -> list[ViewerVolume]:
     """An output of a stage, if its manifest names it; for evaluate only if it belongs to the current segmentation."""
     with suppress(StageError):
         manifest = read_manifest(layout, stage)
         if stage != "evaluate" or manifest.inputs.get("segment") == read_manifest(layout, "segment").identity:
-            return [ShownVolume(name, *manifest.output_array(layout, output))]
+            return [ViewerVolume(name, *manifest.output_array(layout, output))]
     return []
 
 
-def _other_results(layout: ExperimentLayout, known: set[Path]) -> list[ShownVolume]:
+def _other_results(layout: ExperimentLayout, known: set[Path]) -> list[ViewerVolume]:
     """The arrays of finished results that are not current, with the first letters of their keys in their names.
 
     An array that several results share appears once; arrays in `known` are left out.
     """
-    found: list[ShownVolume] = []
+    found: list[ViewerVolume] = []
     for stage, output, name in OUTPUTS:
         current = current_key(layout, stage)[:8]
         for folder in sorted((layout.results / stage).glob("*/manifest.json")):
@@ -112,7 +112,7 @@ def _other_results(layout: ExperimentLayout, known: set[Path]) -> list[ShownVolu
             if key != current:
                 with suppress(StageError):
                     array = read_kept_manifest(layout, stage, key).output_array(layout, output)
-                    volume = ShownVolume(f"{name}_{key}", *array)
+                    volume = ViewerVolume(f"{name}_{key}", *array)
                     if volume.folder not in {*known, *(other.folder for other in found)}:
                         found.append(volume)
     return found

@@ -32,7 +32,7 @@ STRIDE = np.uint64(2**40 + 1)  # ids that no float holds
 GRID = Geometry(VOXEL_SIZE_NM, OFFSET_NM, SHAPE_VOX)
 
 
-def make_shown_experiment(root: Path) -> None:
+def make_viewed_experiment(root: Path) -> None:
     """Raw and truth in zarr 2, the rest in zarr 3, labels in shards of several chunks."""
     root.mkdir(parents=True, exist_ok=True)
     (root / "experiment.toml").write_text('[experiment]\nname = "shown"\n')
@@ -112,5 +112,5 @@ def what_is_seen(root: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    make_shown_experiment(Path(sys.argv[1]))
+    make_viewed_experiment(Path(sys.argv[1]))
     sys.stdout.write(json.dumps(what_is_seen(Path(sys.argv[1]))))
