@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
 # A stage of `lsdflow run` gets Ctrl-C twice, from the terminal and from the launcher: this must not stop its cleanup.
 SAME_SECONDS = 2.0
-GO_ON = "run the same command again to resume"
+RESUME = "run the same command again to resume"
 Handler = Callable[[int, FrameType | None], object] | int | None
 
 
@@ -43,6 +43,7 @@ class EndOfWork:
             return handler
 
         def pass_on(number: int, _frame: FrameType | None) -> None:
+            """Ignore repetitions of the same stop; later signals get the former handler."""
             if time.monotonic() - self._since >= SAME_SECONDS:
                 signal.signal(number, handler)
                 signal.raise_signal(number)
@@ -52,7 +53,7 @@ class EndOfWork:
 
 def interrupted_by(number: int) -> Interrupted:
     """The error for a signal."""
-    return Interrupted(f"stopped by {signal.Signals(number).name}", fix=GO_ON)
+    return Interrupted(f"stopped by {signal.Signals(number).name}", fix=RESUME)
 
 
 def heard(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:

@@ -101,6 +101,7 @@ class LockFile:
         holder, ended, ending = self.acquire(refusal), threading.Event(), threading.Lock()
 
         def renew() -> None:
+            """Renew the lock at intervals; call `lost` once if it has another holder."""
             while not ended.wait(RENEWAL_SECONDS):
                 try:
                     if self.holder() != holder:
@@ -178,6 +179,7 @@ def stage_lock(folder: Path, refusal: str = STAGE_IS_RUNNING) -> Iterator[None]:
     file, lost = LockFile(folder / "lock"), threading.Event()
 
     def refused(found: Holder | None, age_s: float | None = None) -> OutputConflict:
+        """The error for a lock that `found` holds; age_s: seconds since its last sign of life."""
         who = "another process" if found is None else f"{found.host}, process {found.pid} {found.job}".strip()
         return OutputConflict(
             refusal,

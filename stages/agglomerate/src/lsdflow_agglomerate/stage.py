@@ -88,6 +88,7 @@ def faces_pass(experiment: Experiment, config: AgglomerateConfig, inputs: Agglom
 @contextmanager
 def _open_counting(inputs: AgglomerateInputs) -> Iterator[BlockFunction]:
     def count_block(block: Block) -> BlockOutput:
+        """Count the faces between fragments of one block: rows u, v (u64), affinity (u8), count."""
         read = box_with_lower_neighbours(block.write, inputs.naming.total)
         faces = count_faces(inputs.affs.read(block.write), inputs.fragments.read(read), block.write, read)
         return BlockOutput(edges={FACES: faces}, facts={FACES: int(faces.count.sum()), "rows": len(faces)})
@@ -123,6 +124,7 @@ def scoring_pass(experiment: Experiment, config: AgglomerateConfig, inputs: Aggl
 @contextmanager
 def _open_scoring(inputs: AgglomerateInputs, merge_functions: tuple[str, ...]) -> Iterator[BlockFunction]:
     def score_block(block: Block) -> BlockOutput:
+        """Score the edges of one block from affs u8 (3, z, y, x) and fragments u64 (z, y, x)."""
         read = block.read.intersect(inputs.naming.total)
         affs, fragments = inputs.affs.read(read), inputs.fragments.read(read)
         edges = edges_of_block(affs, fragments, (block.write, read), inputs.naming, merge_functions)

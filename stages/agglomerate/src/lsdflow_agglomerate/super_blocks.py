@@ -209,7 +209,7 @@ def _merging(work: GraphWork, level: int, up: tuple[BlockTask, ...]) -> Iterator
     """The way up: merge, and store the remaining graph."""
 
     def merge_block(block: Block) -> BlockOutput:
-        """Merge one super-block; returns the rows u, v (u64) and sums that remain, for each merge function."""
+        """Merge one super-block; returns the rows that remain (RegionFaces), for each merge function."""
         edges: dict[str, RagEdges] = {}
         for name, graph in work.graphs(level, block.number, up):
             edges[f"left_{name}"] = rows_of(work.merged(graph, block, name).left)

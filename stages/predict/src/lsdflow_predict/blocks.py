@@ -107,6 +107,7 @@ def lsd_blocks(
     source = _lsd_source(_raw_reader(raw, config, window_device), lsds, config, device, window_device)
 
     def is_needed(box: Box) -> bool:
+        """True unless the mask is 0 wherever an affinity tile could use LSDs of this box."""
         # A tile whose input meets the box owns voxels at most one input shape away from it.
         near = box.grow(affinities.tiling.input_vox).intersect(affinities.region)
         return mask is None or bool(mask.read(near, outside="zero").any())
@@ -175,6 +176,7 @@ class LsdSource:
             window = Window(seen, self.raw(seen))
 
         def compute(index: Index3) -> Tensor:
+            """The LSDs u8 (c, z, y, x) of one tile, cropped to the voxels that it owns."""
             seen = self.tiling.input(index)
             # The cache may have dropped a tile that it had when `missing` was listed: its raw is not in the window.
             raw = window.crop(seen) if window is not None and window.box.contains(seen) else self.raw(seen)
@@ -211,6 +213,7 @@ def predict_box(
     needed = set(tiles)
 
     def evaluate(index: Index3) -> Tensor | None:
+        """The outputs u8 (c, z, y, x) of one tile, cropped to the voxels that it owns; None if not needed."""
         if index not in needed:
             return None
         seen = tiling.input(index)

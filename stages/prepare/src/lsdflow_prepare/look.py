@@ -39,6 +39,7 @@ def look_at(inputs: VolumeInputs, resolve: Resolve, deadline: float) -> dict[str
     labels = LabelStatistics()
 
     def sample(box: Box) -> None:
+        """Collect every n-th voxel of raw, and the statistics of the labels."""
         values.append(inputs.read_raw(box)[::EVERY_NTH_VOXEL, ::EVERY_NTH_VOXEL, ::EVERY_NTH_VOXEL].ravel())
         if inputs.labels is not None:
             block = inputs.read_labels(box)

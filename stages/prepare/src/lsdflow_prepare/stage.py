@@ -363,6 +363,7 @@ def _checked(task: VolumePass, wanted: Mapping[int, Mapping[str, Any]]) -> Itera
     with task.open() as function:
 
         def process(block: Block) -> BlockOutput:
+            """Convert one block; raises an error if its checksums differ from the recorded ones."""
             output = function(block)
             made = {name: hash_of_array(values) for name, values in output.arrays.items()}
             if block.number in wanted and made != wanted[block.number]["checksums"]:

@@ -181,6 +181,7 @@ class PartitionedGraph:
         edges: list[NDArray[Any]] = [np.zeros(0, EDGE)]
 
         def segments() -> Iterator[UInt64s]:
+            """Per threshold: ids and voxels (2, b) of the segments at the boundary nodes; collects their edges."""
             summaries = loaded.summaries(len(self.thresholds), partial(self._known, level, part))
             for threshold, summary in zip(self.thresholds, summaries, strict=True):
                 edges.append(_edge_rows(summary, threshold))
@@ -196,6 +197,7 @@ class PartitionedGraph:
         loaded = self._load(level, part)
 
         def finals() -> Iterator[UInt64s]:
+            """Per threshold: ids and voxels (2, n) of the final segments of the nodes."""
             for number, roots in enumerate(loaded.forest.roots(len(self.thresholds))):
                 known, at_boundary = self._known(level, part, number), self._at_boundary(level, part, number)
                 segments = loaded.final(roots, known, at_boundary)

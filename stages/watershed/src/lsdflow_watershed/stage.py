@@ -119,6 +119,7 @@ def _opened(
     make_fragments = fragments_of_block if config.id_mode == "blocks" else seamless_fragments_of_block
 
     def make_block(block: Block) -> BlockOutput:
+        """Fragments u64 (z, y, x) of one block from affs u8 (3, z, y, x), and their nodes."""
         read = block.read.intersect(inputs.affs.box)
         place = BlockPlace(block.number, block.write, read)
         ids, nodes = make_fragments(inputs.affs.read(read), read_mask(inputs, read), place, rules, inputs.grid)

@@ -31,6 +31,10 @@ from lsdflow_launch.sweep.merge import Merged, estimate, grid_runs, merged, runs
 from lsdflow_launch.sweep.run import BACKENDS, SweepRunner, caller_at, exit_code_of, prepare_volumes
 from lsdflow_launch.sweep.table import summary, write_merged
 
+INTO = "folder for the runs (default: beside SWEEP.toml, with the same name)"
+KEPT = "folders of one sweep: one of each server that had its own"
+WHERE = "axis=value: only these runs (repeat for more)"
+
 
 def sweep_folders(incomplete: str) -> list[str]:
     """Return the folders of prepared sweeps; after them other folders, which may contain one."""
@@ -71,10 +75,7 @@ def _axes(root: Path) -> dict[str, list[str]]:
 app = Verbs(name="sweep", help="Run a grid of experiments, on any number of servers.")
 File = Annotated[Path, typer.Argument(help="the file SWEEP.toml", autocompletion=sweep_files)]
 Folder = Annotated[Path, typer.Argument(help="folder of a prepared sweep", autocompletion=sweep_folders)]
-INTO = "folder for the runs (default: beside SWEEP.toml, with the same name)"
 Into = Annotated[Path | None, typer.Argument(help=INTO, autocompletion=sweep_folders)]
-KEPT = "folders of one sweep: one of each server that had its own"
-WHERE = "axis=value: only these runs (repeat for more)"
 Parts = Annotated[int, typer.Option(min=1, help="number of servers that share the work")]
 
 

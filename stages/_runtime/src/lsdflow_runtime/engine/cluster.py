@@ -178,6 +178,8 @@ def serve_workers_of_other_jobs(task: BlockTask, done: Collection[int]) -> None:
     )
 
     def run_proxy(*, context: Any) -> None:
+        """Run the authenticated proxy, and publish its port in the file of the run."""
+
         def opened(port: int) -> None:
             file.write(replace(serving, context=context.to_env(), port=port))
 

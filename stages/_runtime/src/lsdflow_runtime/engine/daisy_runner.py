@@ -97,6 +97,7 @@ def run_with_daisy(task: BlockTask, done: Collection[int]) -> None:
     process = task.worker or partial(_process_stage, task.stage, task.experiment.path, task.experiment.overrides)
 
     def work() -> None:
+        """Process blocks until daisy has none left."""
         leave_terminal_to_coordinator()
         try:
             process()
@@ -150,6 +151,7 @@ def process_blocks(plan: BlockPlan, process: Callable[[int], bool], slow: Iterab
     session, client = Session.current(), daisy.Client()
 
     def is_processed(number: int) -> bool:
+        """True if the block is done; an error that is none of the block's fails the session."""
         try:
             return process(number)
         except Interrupted:

@@ -53,6 +53,7 @@ def stopped_by_signals() -> Iterator[None]:
     wakeup = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
 
     def send_on() -> None:
+        """Send SIGINT to this process for each signal in `sent_on`."""
         while number := numbers.recv(1):
             if number[0] in sent_on:
                 came.append(number[0])
@@ -96,6 +97,7 @@ def daisy_warnings_logged() -> Iterator[None]:
     writer.close()
 
     def forward() -> None:
+        """Copy what is written to stderr, with daisy's warnings at level DEBUG."""
         # Until all processes have closed the other end.
         while written := reader.recv(LONGEST_WRITE_BYTES):
             if DAISY_WARNING.match(written):

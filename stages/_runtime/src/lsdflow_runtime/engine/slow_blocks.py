@@ -64,6 +64,7 @@ def blocks_watched(marks: BlockStore, attempts: Path, limit_s: float) -> Iterato
     stop = threading.Event()
 
     def watch() -> None:
+        """Record a timeout before daisy ends this worker; end it if another worker finished its block."""
         recorded = finished = None
         while not stop.wait(min(POLL_S, limit_s * (1 - RECORDED_BEFORE_TIMEOUT) / 2)):
             for block in in_progress[:1]:

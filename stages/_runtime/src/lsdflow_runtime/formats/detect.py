@@ -21,6 +21,10 @@ from lsdflow_runtime.formats.source import SourceVolume
 
 ROI_JSON_KEYS = ("container", "offset", "size")
 FOLDERS_SEARCHED = 100
+KNOWN_FORMATS = (
+    "folder: zarr (.zarray, .zgroup, zarr.json), N5 (attributes.json), neuroglancer precomputed (info), TIFF slices "
+    "(*.tif, *.tiff); file: HDF5, TIFF, JSON with container, offset, size"
+)
 
 
 def is_roi_json(path: Path) -> bool:
@@ -46,10 +50,6 @@ TREES: dict[str, tuple[Callable[[Path], bool], Callable[[Path, str], SourceVolum
     "zarr": (zarr_array.is_image, zarr_array.open_zarr),
     "n5": (n5.is_image, n5.open_n5),
 }
-LOOKED_FOR = (
-    "folder: zarr (.zarray, .zgroup, zarr.json), N5 (attributes.json), neuroglancer precomputed (info), TIFF slices "
-    "(*.tif, *.tiff); file: HDF5, TIFF, JSON with container, offset, size"
-)
 
 
 def detect_format(path: Path, dataset: str = "") -> str:
@@ -74,7 +74,7 @@ def detect_format(path: Path, dataset: str = "") -> str:
         return found[0]
     what = "the path holds more than one volume format" if found else "no volume format is recognised"
     fix = "leave the files of one format only" if found else "name the container itself, not a folder around it"
-    raise BadData(what, where=path, wanted=LOOKED_FOR, found=", ".join(found) or "none of these", fix=fix)
+    raise BadData(what, where=path, wanted=KNOWN_FORMATS, found=", ".join(found) or "none of these", fix=fix)
 
 
 def open_source(path: Path, dataset: str | None = None, default: str = "") -> SourceVolume:

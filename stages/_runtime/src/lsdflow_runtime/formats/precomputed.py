@@ -89,6 +89,7 @@ def _grid(entry: Mapping[str, Any], container: Path, channels: int) -> ChunkGrid
     folder = container / str(entry["key"])
 
     def exists(index: tuple[int, ...]) -> bool:
+        """True if the file of the chunk at this index of the grid of chunks exists."""
         spans = zip(index, chunk, offset, size, strict=False)
         name = "_".join(f"{o + i * c}-{o + min((i + 1) * c, n)}" for i, c, o, n in spans)
         return any(os.path.exists(folder / f"{name}{end}") for end in ("", ".gz"))  # noqa: PTH110

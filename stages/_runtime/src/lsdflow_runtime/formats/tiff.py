@@ -166,6 +166,7 @@ def _slice_reader(
         return np.stack([read_slice(file, rows, columns) for file in files[slices[0]]])
 
     def read_slice(file: Path, rows: slice, columns: slice) -> NDArray[np.generic]:
+        """Read a part of one slice (y, x); BadData if its shape or dtype differs from those of the first."""
         found = _slice_form(file)
         if found != (shape, dtype):
             raise BadData(

@@ -69,6 +69,7 @@ class ChunkFiles:
         stored = [chunk for part in _parts(box, edges) for chunk in self._stored(part, edges)]
 
         def take(chunk: _Stored) -> None:
+            """Copy the part of a chunk that is in `box` to `values`."""
             inner = (
                 slice(s.start % e, s.start % e + s.stop - s.start)
                 for s, e in zip(chunk.box, self.array.chunks, strict=True)

@@ -127,6 +127,7 @@ class CropReader:
         read = node.provide
 
         def provide(request: gp.BatchRequest) -> gp.Batch:
+            """Move the arrays from the batch to the notes."""
             batch = read(request)
             for key, name in self.names.items():
                 self.notes.arrays[name] = batch[key].data
@@ -139,6 +140,7 @@ class CropReader:
         warps: list[Warp] = []
 
         def prepare(request: gp.BatchRequest) -> gp.BatchRequest:
+            """Draw the deformation, and request what it needs."""
             needed, warp = _draw_warp(node, request, self.keys)
             warps[:] = [warp]
             return needed

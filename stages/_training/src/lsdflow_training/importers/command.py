@@ -50,7 +50,7 @@ def add_import(app: typer.Typer, stage: str) -> None:
     ) -> None:
         with exit_codes(debug, as_json=json_):
             from lsdflow_training.importers.importer import ImportOptions
-            from lsdflow_training.importers.importer import import_checkpoint as take_over
+            from lsdflow_training.importers.importer import import_checkpoint as run_import
 
             options = ImportOptions(
                 path=source.absolute(),
@@ -63,7 +63,7 @@ def add_import(app: typer.Typer, stage: str) -> None:
                 iteration=iteration,
                 lsd_checkpoint=lsd_checkpoint,
             )
-            facts = take_over(load_experiment(experiment), stage, options)
+            facts = run_import(load_experiment(experiment), stage, options)
             typer.echo(json.dumps(facts) if json_ else "\n".join(f"{k}: {v}" for k, v in facts.items()))
 
 

@@ -106,6 +106,7 @@ class _Reports:
         self.touches: list[_Touch] = []
 
     def add(self, facts: Mapping[str, Any]) -> None:
+        """Add what one block reported: the boxes of both sides, and where they touch."""
         for side, name in ((FIRST, "first"), (SECOND, "second")):
             if name in facts:
                 self.boxes[side].append(box_of(facts[name]))
@@ -119,6 +120,7 @@ def search_blocks(parts: Parts, counted: Rows, reach_nm: float) -> Iterator[Bloc
     """The block function of the search; `counted`: the rows of the counting, which show what a block holds."""
 
     def search(block: Block) -> BlockOutput:
+        """Report for each error with voxels in the block where its two sides are and touch."""
         reports: dict[str, dict[str, Any]] = {}
         for region, errors in itertools.groupby(_present(parts, counted, block), lambda e: parts.regions[e]):
             whole = parts.volumes.regions[region].box

@@ -88,6 +88,7 @@ def lsd_error_blocks(segmentation: Volume, lsds: Volume, lattice: Lattice) -> It
     step = lattice.step
 
     def compare(block: Block) -> BlockOutput:
+        """The error u8 (z, y, x) of one block, and its sums for each segment."""
         cells = lattice.around(block.write)
         around = cells.grow(lattice.context_vox)
         labels = segmentation.read(around, outside="zero")

@@ -73,6 +73,7 @@ def lookup_blocks(volumes: CountedVolumes, node: Int64s, voxel: Int64s, starts: 
     """The block function of the look-up; the arrays: see `nodes_by_block`."""
 
     def look_up(block: Block) -> BlockOutput:
+        """The fragments at the skeleton nodes in one block."""
         own = slice(int(starts[block.number]), int(starts[block.number + 1]))
         if own.start == own.stop:
             return BlockOutput(facts={"nodes": 0})
