@@ -53,7 +53,7 @@ class BadData(StageError):
 
 
 class NoVoxelSize(BadData):
-    """A volume does not say how large its voxels are, and nobody else does."""
+    """The voxel size is neither in the metadata of a volume nor in the settings."""
 
 
 class MissingInput(StageError):
@@ -111,7 +111,7 @@ class ConfigError(StageError):
 
 
 class NotInstalled(ConfigError):
-    """A setting wants a package that the environment of the stage does not have."""
+    """A setting needs a package that is not installed in the environment of the stage."""
 
 
 class BlocksFailed(StageError):
