@@ -115,11 +115,6 @@ class IntensityNode(InPlaceFilter):
 class IntensityAugment(IntensityNode):
     """Contrast and brightness, drawn as gunpowder's IntensityAugment draws them: for the patch, or for each section."""
 
-    def skip_node(self, _request: gp.BatchRequest) -> bool:
-        """Never; gunpowder draws a number for it, which keeps the sequence of random numbers."""
-        random.random()  # noqa: S311
-        return False
-
     def drawn(self, shape: Sequence[int], _request: gp.BatchRequest) -> Contrast:
         """A scale and a shift in their ranges."""
         count = shape[0] if self.how.intensity_per_section else 1
