@@ -38,7 +38,7 @@ def leave_checkpoint(folder: Path, iteration: int, loss: float) -> Bundle:
 
 
 def choose_by_voi(folder: Path, bundle: Bundle) -> BestCheckpoint:
-    """best.json as check-checkpoints writes it."""
+    """best.json as select-checkpoint writes it."""
     best = BestCheckpoint(
         iteration=bundle.iteration, weights_sha256=bundle.weights_sha256, validation_loss=2.0, chosen_by="voi", voi=0.5
     )

@@ -142,7 +142,7 @@ class BestCheckpoint(StrictModel):
     weights_sha256: str
     validation_loss: float | None = None
     chosen_by: Literal["loss", "voi"] = Field(
-        default="loss", description="loss: chosen by the training; voi: chosen by lsdflow check-checkpoints"
+        default="loss", description="loss: chosen by the training; voi: chosen by lsdflow select-checkpoint"
     )
     voi: float | None = Field(
         default=None, description="VOI (bits, split + merge) of the small segmentation made with it"
@@ -219,7 +219,7 @@ def read_best(path: Path) -> BestCheckpoint:
     """
     if not path.exists():
         raise MissingInput("no checkpoint has been chosen", where=path, fix="train first")
-    fix = f"choose again: {path.parent.name} run (by loss), or lsdflow check-checkpoints (by VOI)"
+    fix = f"choose again: {path.parent.name} run (by loss), or lsdflow select-checkpoint (by VOI)"
     try:
         best = BestCheckpoint.model_validate(read_json(path))
     except ValidationError as error:

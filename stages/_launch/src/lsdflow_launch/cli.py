@@ -15,7 +15,7 @@ from lsdflow_command.console import start_logging
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_launch.chain import Chain, finished_repairable_stages
-from lsdflow_launch.checkpoint_check.checks import add_check_verb
+from lsdflow_launch.checkpoint_selection.selection import add_selection_verb
 from lsdflow_launch.images.compose_env import write_compose_env
 from lsdflow_launch.init.cli import add_start_verbs
 from lsdflow_launch.migrate import add_migrate_verb
@@ -37,7 +37,7 @@ DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
 VERBS = (
     *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "repair", "doctor"),
     *("results", "use", "clean", "migrate"),
-    *("submit", "cancel", "check-checkpoints", "trace", "schema", "compose-env", "cite"),
+    *("submit", "cancel", "select-checkpoint", "trace", "schema", "compose-env", "cite"),
 )
 app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))
 
@@ -144,7 +144,7 @@ def compose_env(folder: Folder, override: Set = None, as_json: Json = False, deb
 
 app.add_typer(sweep_app)
 add_cluster_verbs(app)
-add_check_verb(app)
+add_selection_verb(app)
 add_result_verbs(app)
 add_migrate_verb(app)
 add_report_verbs(app)

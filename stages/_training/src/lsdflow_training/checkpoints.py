@@ -8,7 +8,7 @@ file, as torch writes it. torch does not compare its checksums, so a flipped bit
 optimizer state. They are compared here before anything is read.
 
 best.json names the checkpoint that the next stage uses; a damaged one is never chosen. A training chooses by validation
-loss. A choice by VOI (`lsdflow check-checkpoints`) takes precedence as long as its checkpoint exists, also when the
+loss. A choice by VOI (`lsdflow select-checkpoint`) takes precedence as long as its checkpoint exists, also when the
 training is resumed: newer checkpoints compete only once they have been checked too.
 """
 
@@ -105,7 +105,7 @@ def choose_best(folder: Path, training_key: str) -> BestCheckpoint:
     best = BestCheckpoint(
         iteration=chosen.iteration, weights_sha256=chosen.weights_sha256, validation_loss=chosen.validation_loss
     )
-    # Read after hashing the weights, during which check-checkpoints may write best.json.
+    # Read after hashing the weights, during which select-checkpoint may write best.json.
     by_voi = _chosen_by_voi(folder, bundles)
     if by_voi is not None:
         return by_voi
@@ -131,7 +131,7 @@ def _chosen_by_voi(folder: Path, bundles: list[Bundle]) -> BestCheckpoint | None
         )
         return None
     if max(b.iteration for b in bundles) > best.iteration:
-        LOG.info("best.json stays at iteration %d, chosen by VOI (lsdflow check-checkpoints)", best.iteration)
+        LOG.info("best.json stays at iteration %d, chosen by VOI (lsdflow select-checkpoint)", best.iteration)
     return best
 
 

@@ -140,7 +140,7 @@ def held_out_choices(training: Sequence[Volume], profile: str) -> list[Choice]:
     depth = training[0].shape_vox[0]
     why = (
         f"the last {round(depth * HELD_OUT)} of {depth} sections are not trained: they are used for the "
-        "validation loss and by `lsdflow check-checkpoints`"
+        "validation loss and by `lsdflow select-checkpoint`"
     )
     return [Choice(f"{table}.validation_fraction", HELD_OUT, why) for table in TRAIN_TABLES]
 

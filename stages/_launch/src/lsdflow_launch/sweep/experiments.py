@@ -68,7 +68,8 @@ def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
         return [_moved(part, old, new, key) for part in value]
     if key not in PATH_KEYS or not isinstance(value, str) or value in WORDS or Path(value).is_absolute():
         return value
-    return os.path.relpath(old / value, new) if _exists(old / value) else value
+    # A path that begins with ".." was written for this base; its file may be gone.
+    return os.path.relpath(old / value, new) if value.startswith("..") or _exists(old / value) else value
 
 
 def _exists(path: Path) -> bool:

@@ -1,7 +1,8 @@
-"""Checks of checkpoints: the experiment file of a check, resume, follow, the choice; the stages are fakes."""
+"""Selection of a checkpoint: the base of its sweep, resume, follow, the choice; the stages are fakes."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import shutil
@@ -13,14 +14,16 @@ from typing import Any
 import pytest
 
 from lsdflow_contract.checkpoint import BUNDLE_JSON, WEIGHTS, Bundle, UNetSpec, bundle_folder, read_best
-from lsdflow_contract.errors import BadData, ConfigError, MissingInput, OutputConflict, StageError
+from lsdflow_contract.errors import BadData, ConfigError, Interrupted, MissingInput, OutputConflict, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.files import write_json
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import Manifest, Writer
-from lsdflow_launch.checkpoint_check.checks import STAGES_OF_A_CHECK, Checks, read_rows
-from lsdflow_launch.checkpoint_check.experiment import check_folder, check_text, find_region, region_of
+from lsdflow_launch.checkpoint_selection.region import base_text, find_region, region_of
+from lsdflow_launch.checkpoint_selection.selection import Selection, run_folder
 
 STAGE = "train-acrlsd"
+STAGES_OF_A_RUN = ("predict", "watershed", "agglomerate", "segment", "evaluate")
 FACTS = {
     "raw_shape_vox": [100, 40, 50],
     "labels_begin_vox": [10, 5, 0],
@@ -85,7 +88,7 @@ def leave_checkpoint(experiment: Experiment, iteration: int, stage: str = STAGE,
 
 @dataclass
 class StandIn:
-    """In place of the stages' commands: evaluate leaves scores, each stage leaves a file; some may fail."""
+    """In place of the stages' commands: each leaves a manifest and a file, evaluate also scores; some may fail."""
 
     voi: dict[int, float]
     codes: dict[str, int] = field(default_factory=dict)
@@ -93,34 +96,36 @@ class StandIn:
     before: Callable[[int, str], object] = lambda iteration, stage: None
 
     def __call__(self, stage: str, arguments: Sequence[str]) -> int:
-        folder = Path(arguments[-1]).parent
-        iteration = int(folder.name)
+        run = load_experiment(Path(arguments[-1]))
+        folder, checkpoint = run.path.parent, run.resolve(run.tables["predict"]["checkpoint"])
+        iteration = 0 if folder.name == "base" else int(checkpoint.name)
         self.calls.append((iteration, stage))
         self.before(iteration, stage)
         if stage in self.codes:
             return self.codes[stage]
         (folder / "data").mkdir(exist_ok=True)
         (folder / "data" / stage).touch()
+        network = json.loads((checkpoint / BUNDLE_JSON).read_text())["weights_sha256"] if stage == "predict" else ""
+        leave_manifest(run, stage, **({"network": network} if network else {}))
         if stage == "evaluate":
             self._score(folder, iteration)
         return 0
 
     def _score(self, folder: Path, iteration: int) -> None:
-        rows = [
-            {"merge_function": name, "threshold": t, "voi": v, "voi_split": v / 4, "voi_merge": 3 * v / 4}
-            for name, t, v in (
-                ("mean", 0.2, self.voi[iteration] + 1),
-                ("mean", 0.4, self.voi[iteration]),
-                ("max", 0.9, 0.0),
-            )
-        ]
-        scores = [{**row, "adapted_rand_error": 0.5} for row in rows]
-        (folder / "report").mkdir(exist_ok=True)
-        (folder / "report" / "scores.json").write_text(json.dumps({"merge_function": "mean", "thresholds": scores}))
+        voi = self.voi[iteration]
+        scores = {
+            "voi": voi,
+            "voi_split": voi / 4,
+            "voi_merge": 3 * voi / 4,
+            "threshold": 0.4,
+            "merge_function": "mean",
+        }
+        write_json(folder / "report" / "scores.json", scores)
 
     @property
     def checked(self) -> list[int]:
-        return [iteration for iteration, stage in self.calls if stage == STAGES_OF_A_CHECK[0]]
+        """The iterations that were predicted, in order."""
+        return [iteration for iteration, stage in self.calls if stage == "predict"]
 
 
 @pytest.fixture
@@ -134,17 +139,22 @@ def experiment(tmp_path: Path) -> Experiment:
     return loaded
 
 
-def checks_of(experiment: Experiment, caller: StandIn, **options: Any) -> Checks:
-    return Checks(experiment, REGION, caller=caller, **options)
+def selection_of(experiment: Experiment, caller: StandIn, **options: Any) -> Selection:
+    return Selection(experiment, REGION, caller=caller, **options)
 
 
-def test_the_checked_region_is_the_end_that_the_training_held_out() -> None:
+def table_of(selection: Selection) -> list[dict[str, str]]:
+    with selection.table.with_name("runs.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_region_is_the_end_that_the_training_held_out() -> None:
     assert (REGION.box, REGION.held_out) == (Box((82, 5, 0), (8, 30, 50)), True)
     assert REGION.words.startswith("held out: a")
     assert REGION.with_context(15) == Box((67, 0, 0), (33, 40, 50))
 
 
-def test_without_a_held_out_end_the_volume_is_checked_and_said_to_be_trained_on() -> None:
+def test_without_a_held_out_end_the_region_is_described_as_trained_on() -> None:
     whole = region_of("a", {**FACTS, "held_out_sections": 0})
     assert (whole.box, whole.held_out) == (Box((10, 5, 0), (80, 30, 50)), False)
     assert whole.words.startswith("trained on: a")
@@ -171,14 +181,14 @@ def test_the_region_comes_from_the_training(experiment: Experiment) -> None:
     assert raised.value.exit_code == 66
 
 
-def test_a_check_takes_the_post_processing_of_the_experiment_but_nothing_of_its_target(
-    experiment: Experiment, tmp_path: Path
+def test_the_base_has_the_post_processing_of_the_experiment_but_nothing_of_its_target(
+    experiment: Experiment,
 ) -> None:
     (experiment.layout.training_volume("a") / "volumes/labels/mask").mkdir(parents=True)
     bundle = leave_checkpoint(experiment, 40)
-    folder = check_folder(experiment, 40)
+    folder = experiment.layout.train_dir(STAGE) / "selection" / "settings" / "base"
     folder.mkdir(parents=True)
-    (folder / "experiment.toml").write_text(check_text(experiment, REGION, bundle, "p"))
+    (folder / "experiment.toml").write_text(base_text(experiment, REGION, bundle, folder))
     written = load_experiment(folder)
     target, predict = written.tables["prepare"]["target"], written.tables["predict"]
     assert written.resolve(target["raw"]) == experiment.layout.training_volume("a")
@@ -193,88 +203,104 @@ def test_a_check_takes_the_post_processing_of_the_experiment_but_nothing_of_its_
         "zeros count, or nothing costs nothing"
     )
     assert (written.store.engine, written.compute.runner, written.compute.workers) == ("files", "daisy", 3)
+    assert written.stages == ("prepare", *STAGES_OF_A_RUN), "no training"
     assert "held out: a" in (folder / "experiment.toml").read_text()
 
 
-def test_an_acrlsd_network_is_checked_behind_the_lsd_network_it_was_trained_with(experiment: Experiment) -> None:
+def test_an_acrlsd_network_is_scored_behind_the_lsd_network_it_was_trained_with(experiment: Experiment) -> None:
     acrlsd = load_experiment(experiment.path, ["experiment.mode=acrlsd"])
     lsds = {i: leave_checkpoint(acrlsd, i, "train-lsd", kind="lsd", outputs={"lsds": 10}) for i in (3, 4)}
     bundle = leave_checkpoint(acrlsd, 40, kind="acrlsd", lsd_bundle_sha256=lsds[3].weights_sha256)
-    text = check_text(acrlsd, REGION, bundle, "p")
+    folder = acrlsd.layout.train_dir(STAGE) / "selection" / "settings" / "base"
+    text = base_text(acrlsd, REGION, bundle, folder)
     assert "train-lsd/checkpoints/00000003" in text
     assert 'offset = "70, 0, 0 vox"' in text, "the context of both networks"
     with pytest.raises(MissingInput, match="LSD network"):
-        check_text(acrlsd, REGION, bundle.model_copy(update={"lsd_bundle_sha256": "gone"}), "p")
+        base_text(acrlsd, REGION, bundle.model_copy(update={"lsd_bundle_sha256": "gone"}), folder)
 
 
-def test_every_checkpoint_gets_a_row_and_the_lowest_voi_becomes_the_best(experiment: Experiment) -> None:
+def test_each_run_of_an_acrlsd_experiment_names_its_own_lsd_network(experiment: Experiment) -> None:
+    acrlsd = load_experiment(experiment.path, ["experiment.mode=acrlsd"])
+    shutil.rmtree(acrlsd.layout.checkpoints(STAGE))
+    for iteration in (3, 4):
+        lsd = leave_checkpoint(acrlsd, iteration, "train-lsd", kind="lsd", outputs={"lsds": 10})
+        leave_checkpoint(acrlsd, 10 * iteration, kind="acrlsd", lsd_bundle_sha256=lsd.weights_sha256)
+    selection = selection_of(acrlsd, StandIn({30: 2.0, 40: 1.0}))
+    assert selection.update() == 0
+    for iteration in (3, 4):
+        run = load_experiment(run_folder(selection.folder, 10 * iteration))
+        lsd_folder = run.resolve(run.tables["predict"]["lsd_checkpoint"])
+        assert lsd_folder == bundle_folder(acrlsd.layout.checkpoints("train-lsd"), iteration)
+        assert run.stages == ("prepare", *STAGES_OF_A_RUN)
+
+
+def test_every_checkpoint_is_a_run_and_the_lowest_voi_becomes_the_best(experiment: Experiment) -> None:
     caller = StandIn({10: 2.0, 20: 1.0, 30: 1.5})
-    assert checks_of(experiment, caller).update() == 0
-    assert caller.calls == [(i, s) for i in (10, 20, 30) for s in STAGES_OF_A_CHECK]
-    rows = read_rows(experiment.layout.train_dir(STAGE) / "checks.csv")
-    assert [(r.iteration, r.voi, r.threshold) for r in rows] == [(10, 2.0, 0.4), (20, 1.0, 0.4), (30, 1.5, 0.4)]
-    assert (rows[0].voi_split, rows[0].voi_merge, rows[0].adapted_rand_error) == (0.5, 1.5, 0.5)
+    selection = selection_of(experiment, caller)
+    assert selection.update() == 0
+    assert caller.calls == [(0, "prepare"), *((i, s) for i in (10, 20, 30) for s in STAGES_OF_A_RUN)]
+    rows = [(row["iteration"], row["voi"], row["threshold"], row["status"]) for row in table_of(selection)]
+    assert rows == [("10", "2.0", "0.4", "done"), ("20", "1.0", "0.4", "done"), ("30", "1.5", "0.4", "done")]
+    assert selection.table.exists()
     best = read_best(experiment.layout.best_checkpoint(STAGE))
     assert (best.iteration, best.chosen_by, best.voi, best.validation_loss) == (20, "voi", 1.0, 0.1)
-    assert best.weights_sha256 == rows[1].weights_sha256
+    assert best.weights_sha256 == hashlib.sha256(b"weights of 20").hexdigest()
 
 
-def test_a_finished_check_leaves_its_report_and_no_arrays_unless_kept(experiment: Experiment) -> None:
-    checks_of(experiment, StandIn({10: 2.0, 20: 1.0, 30: 1.5}), keep=False, every=20).update()
-    checks_of(experiment, StandIn({10: 2.0, 20: 1.0, 30: 1.5}), keep=True).update()
-    folders = {i: check_folder(experiment, i) for i in (10, 20, 30)}
+def test_a_finished_run_leaves_its_report_and_no_arrays_unless_kept(experiment: Experiment) -> None:
+    voi = {10: 2.0, 20: 1.0, 30: 1.5}
+    selection_of(experiment, StandIn(voi), keep=False, every=20).update()
+    selection = selection_of(experiment, StandIn(voi), keep=True)
+    selection.update()
+    folders = {i: run_folder(selection.folder, i) for i in (10, 20, 30)}
     assert all((folder / "report" / "scores.json").exists() for folder in folders.values())
     assert {i: (folder / "data").exists() for i, folder in folders.items()} == {10: True, 20: False, 30: True}
 
 
-def test_what_is_checked_is_not_checked_again_but_with_other_settings(experiment: Experiment) -> None:
+def test_a_scored_checkpoint_is_scored_again_only_with_other_settings(experiment: Experiment) -> None:
     voi = {10: 2.0, 20: 1.0, 30: 1.5}
-    checks_of(experiment, StandIn(voi)).update()
-    checks_of(experiment, again := StandIn(voi)).update()
+    selection_of(experiment, StandIn(voi)).update()
+    selection_of(experiment, again := StandIn(voi)).update()
     assert again.calls == []
     other = load_experiment(experiment.path, ["watershed.min_seed_distance_vox=9"])
-    checks_of(other, anew := StandIn({10: 0.5, 20: 3.0, 30: 3.0})).update()
+    selection_of(other, anew := StandIn({10: 0.5, 20: 3.0, 30: 3.0})).update()
     assert anew.checked == [10, 20, 30]
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 10
-    assert len(read_rows(experiment.layout.train_dir(STAGE) / "checks.csv")) == 6
-    checks_of(load_experiment(experiment.path, ["compute.workers=9"]), same := StandIn(voi)).update()
+    selection_of(load_experiment(experiment.path, ["compute.workers=9"]), same := StandIn(voi)).update()
     assert same.calls == []
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 20
 
 
-def test_a_checkpoint_of_the_same_iteration_with_other_weights_is_checked_anew(experiment: Experiment) -> None:
-    checks_of(experiment, StandIn({10: 2.0, 20: 1.0, 30: 1.5})).update()
+def test_a_checkpoint_of_the_same_iteration_with_other_weights_is_scored_again(experiment: Experiment) -> None:
+    selection_of(experiment, StandIn({10: 2.0, 20: 1.0, 30: 1.5})).update()
     folder = bundle_folder(experiment.layout.checkpoints(STAGE), 20)
     shutil.rmtree(folder)
     leave_checkpoint(experiment, 20, weights_sha256=hashlib.sha256(b"other").hexdigest())
     (folder / WEIGHTS).write_bytes(b"other")
-    checks_of(experiment, caller := StandIn({20: 9.0})).update()
+    selection_of(experiment, caller := StandIn({20: 9.0})).update()
     assert caller.checked == [20]
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 30
 
 
-def test_a_check_that_was_cut_resumes_in_its_folder(experiment: Experiment) -> None:
+def test_an_interrupted_run_resumes_in_its_folder(experiment: Experiment) -> None:
     voi = {10: 2.0, 20: 1.0, 30: 1.5}
-    cut = checks_of(experiment, StandIn(voi, codes={"watershed": 75}))
-    assert cut.update() == 75
+    interrupted = selection_of(experiment, StandIn(voi, codes={"watershed": 75}))
+    with pytest.raises(Interrupted):
+        interrupted.update()
     assert not experiment.layout.best_checkpoint(STAGE).exists()
-    half_done = check_folder(experiment, 10) / "data" / "predict"
-    assert half_done.exists()
-    kept: list[bool] = []
-    checks_of(experiment, StandIn(voi, before=lambda i, s: kept.append(half_done.exists()))).update()
-    assert kept[0], "what the first run predicted is still there"
-    checks_of(load_experiment(experiment.path, ["watershed.min_seed_distance_vox=9"]), StandIn(voi)).update()
+    assert (run_folder(interrupted.folder, 10) / "data" / "predict").exists()
+    again = StandIn(voi)
+    assert selection_of(experiment, again).update() == 0
+    assert again.calls[0] == (10, "watershed"), "what the first run predicted is used"
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 20
 
 
-def test_a_half_done_check_of_other_settings_gives_way(experiment: Experiment) -> None:
+def test_a_failed_run_gives_its_exit_code_and_runs_again_the_next_time(experiment: Experiment) -> None:
     voi = {10: 2.0, 20: 1.0, 30: 1.5}
-    checks_of(experiment, StandIn(voi, codes={"watershed": 75})).update()
-    half_done = check_folder(experiment, 10) / "data" / "predict"
-    other = load_experiment(experiment.path, ["watershed.min_seed_distance_vox=9"])
-    kept: list[bool] = []
-    checks_of(other, StandIn(voi, before=lambda i, s: kept.append(half_done.exists()))).update()
-    assert not kept[0]
+    assert selection_of(experiment, StandIn(voi, codes={"segment": 79})).update() == 79
+    assert not experiment.layout.best_checkpoint(STAGE).exists()
+    assert selection_of(experiment, again := StandIn(voi)).update() == 0
+    assert again.calls == [(i, s) for i in (10, 20, 30) for s in ("segment", "evaluate")]
 
 
 def test_a_damaged_checkpoint_is_left_out_and_one_deleted_meanwhile_is_no_failure(
@@ -292,19 +318,32 @@ def test_a_damaged_checkpoint_is_left_out_and_one_deleted_meanwhile_is_no_failur
             caller.codes.clear()
 
     caller.before = delete
-    assert checks_of(experiment, caller).update() == 0
+    assert selection_of(experiment, caller).update() == 0
     assert caller.checked == [10, 30]
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 30
     assert "weights are damaged" in caplog.text
     assert "deleted it meanwhile" in caplog.text
 
 
+def test_the_table_keeps_checkpoints_that_the_training_has_deleted_but_none_of_them_is_chosen(
+    experiment: Experiment,
+) -> None:
+    selection_of(experiment, StandIn({10: 1.0, 20: 2.0, 30: 3.0})).update()
+    shutil.rmtree(bundle_folder(experiment.layout.checkpoints(STAGE), 10))
+    leave_checkpoint(experiment, 40)
+    selection = selection_of(experiment, caller := StandIn({40: 4.0}))
+    assert selection.update() == 0
+    assert caller.checked == [40]
+    assert [row["iteration"] for row in table_of(selection)] == ["10", "20", "30", "40"]
+    assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 20
+
+
 def test_every_takes_multiples_and_what_a_finished_training_ended_with(experiment: Experiment) -> None:
     voi = dict.fromkeys((10, 20, 30), 1.0)
-    checks_of(experiment, first := StandIn(voi), every=20).update()
+    selection_of(experiment, first := StandIn(voi), every=20).update()
     assert first.checked == [20]
     leave_manifest(experiment, STAGE)
-    checks_of(experiment, then := StandIn(voi), every=20).update()
+    selection_of(experiment, then := StandIn(voi), every=20).update()
     assert then.checked == [30]
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 30, "the newest of equal ones"
 
@@ -323,34 +362,35 @@ def test_follow_waits_for_new_checkpoints_and_ends_with_the_training(tmp_path: P
         if len(seen) == 3:
             leave_manifest(experiment, STAGE)
 
-    assert checks_of(experiment, caller).follow(train_on) == 0
+    assert selection_of(experiment, caller).follow(train_on) == 0
     assert seen == [[], [10], [10, 20]]
     assert caller.checked == [10, 20, 30]
+    assert caller.calls.count((0, "prepare")) == 1, "the region is prepared once"
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 30
 
 
 def test_two_at_once_and_a_training_without_checkpoints_are_refused(experiment: Experiment) -> None:
-    checks = checks_of(experiment, StandIn({10: 1.0, 20: 1.0, 30: 1.0}))
+    selection = selection_of(experiment, StandIn({10: 1.0, 20: 1.0, 30: 1.0}))
+    refused: list[str] = []
 
     def second(_iteration: int, _stage: str) -> None:
-        with pytest.raises(OutputConflict, match="at work"):
-            checks.update()
+        with pytest.raises(OutputConflict, match="at work") as raised:
+            selection.update()
+        refused.append(raised.value.what)
 
-    checks_of(experiment, StandIn({10: 1.0, 20: 1.0, 30: 1.0}, before=second), every=30).update()
+    selection_of(experiment, StandIn({10: 1.0, 20: 1.0, 30: 1.0}, before=second), every=30).update()
+    assert len(refused) == 1 + len(STAGES_OF_A_RUN)
     shutil.rmtree(experiment.layout.train_dir(STAGE))
     with pytest.raises(MissingInput, match="no checkpoints"):
-        checks.update()
+        selection.update()
     assert not experiment.layout.train_dir(STAGE).exists()
 
 
-def test_a_region_without_scored_labels_and_a_damaged_table_are_reported(experiment: Experiment) -> None:
+def test_a_region_without_scored_labels_is_reported(experiment: Experiment) -> None:
     caller = StandIn({10: 1.0, 20: 1.0, 30: 1.0})
-    caller._score = lambda folder, _iteration: (  # type: ignore[method-assign]
-        (folder / "report").mkdir(),
-        (folder / "report" / "scores.json").write_text(json.dumps({"has_truth": True, "thresholds": []})),
+    caller._score = lambda folder, _iteration: write_json(  # type: ignore[method-assign]
+        folder / "report" / "scores.json", {"has_truth": True, "voi": None}
     )
     with pytest.raises(BadData, match="no scores"):
-        checks_of(experiment, caller).update()
-    (experiment.layout.train_dir(STAGE) / "checks.csv").write_text("iteration,voi\n10,abc\n")
-    with pytest.raises(BadData, match="damaged file"):
-        checks_of(experiment, caller).update()
+        selection_of(experiment, caller).update()
+    assert not experiment.layout.best_checkpoint(STAGE).exists()

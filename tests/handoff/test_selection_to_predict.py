@@ -1,4 +1,4 @@
-"""From checkpoints to the prediction: the real stages check two networks, and predict takes the one that is better."""
+"""From checkpoints to the prediction: the real stages score two networks, and predict uses the better one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import membrane_raw, voronoi_labels
-from lsdflow_launch.checkpoint_check.checks import Checks, read_rows
-from lsdflow_launch.checkpoint_check.experiment import region_of
+from lsdflow_launch.checkpoint_selection.region import region_of
+from lsdflow_launch.checkpoint_selection.selection import Selection
 from lsdflow_network.bundle import save_bundle
 from lsdflow_network.unet import UNet
 
@@ -125,12 +125,12 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 def test_the_better_network_by_labels_that_count_is_chosen_and_predict_takes_it(experiment: Experiment) -> None:
     box = {"raw_shape_vox": SHAPE_VOX, "labels_begin_vox": (0, 0, 0), "labels_shape_vox": SHAPE_VOX}
     region = region_of("a", {**box, "held_out_sections": HELD_OUT})
-    checks = Checks(experiment, region, caller=run_here)
-    assert checks.update() == 0
-    seeing, blind = read_rows(checks.path)
-    assert (seeing.iteration, blind.iteration) == (10, 20)
-    assert seeing.voi < 0.8 < 1.2 < blind.voi
-    assert blind.voi_split == 0
+    selection = Selection(experiment, region, caller=run_here)
+    assert selection.update() == 0
+    seeing, blind = selection.rows()
+    assert (seeing.run.at, blind.run.at) == ({"iteration": "10"}, {"iteration": "20"})
+    assert seeing.scores["voi"] < 0.8 < 1.2 < blind.scores["voi"]
+    assert blind.scores["voi_split"] == 0
     best = read_best(experiment.layout.best_checkpoint(STAGE))
     assert (best.iteration, best.chosen_by) == (10, "voi")
     run_here("predict", [str(experiment.path)])
@@ -138,8 +138,9 @@ def test_the_better_network_by_labels_that_count_is_chosen_and_predict_takes_it(
     assert manifest.inputs["network"] == best.weights_sha256
 
 
-def test_the_command_asks_the_training_for_the_region_and_does_nothing_twice(experiment: Experiment) -> None:
-    before = (experiment.layout.train_dir(STAGE) / "checks.csv").stat().st_mtime_ns
+def test_the_command_asks_the_training_for_the_region_and_computes_nothing_twice(experiment: Experiment) -> None:
+    (table,) = (experiment.layout.train_dir(STAGE) / "selection").glob("*/merged/runs.csv")
+    before = table.stat().st_mtime_ns
     program = "from lsdflow_launch.cli import main; main()"
     command = [sys.executable, "-c", program, "check-checkpoints", str(experiment.layout.root)]
     environment = {**os.environ, "LSDFLOW_BIN": str(BIN)}
@@ -147,4 +148,5 @@ def test_the_command_asks_the_training_for_the_region_and_does_nothing_twice(exp
     assert done.returncode == 0, done.stderr
     assert "best: iteration 10" in done.stdout
     assert f"held out: a z[{SHAPE_VOX[0] - HELD_OUT}:{SHAPE_VOX[0]}]" in done.stdout
-    assert (experiment.layout.train_dir(STAGE) / "checks.csv").stat().st_mtime_ns == before
+    assert "check-checkpoints is now called select-checkpoint" in done.stderr
+    assert table.stat().st_mtime_ns == before

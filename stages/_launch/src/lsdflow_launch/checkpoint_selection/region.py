@@ -1,13 +1,13 @@
-"""The small experiment of one check: a region as target, one checkpoint, the experiment's post-processing settings.
+"""The base of a selection: a region of a training volume as target, the experiment's post-processing settings.
 
 The region is the held-out end of a training volume; without one, its last sections:
 
 z ->
-+-----------------------------+---------+
-| trained                     | held    |   labels of a training volume
-+--------------------+--------+---------+
-                     | context| checked |   what a check prepares and predicts
-                     +--------+---------+
++-----------------------------+----------+
+| trained                     | held out |   labels of a training volume
++--------------------+--------+----------+
+                     | context| region   |   what is prepared once, and predicted with each checkpoint
+                     +--------+----------+
 
 Settings of the experiment's own target (regions, masks, bad sections, a threshold) are left out. The threshold is the
 one with the lowest VOI against the labels, where segmentation 0 counts as one more label: with other policies, a
@@ -47,14 +47,13 @@ OF_THE_TARGET = {
     ),
 }
 HEADER = """\
-# Written by `lsdflow check-checkpoints`: a small segmentation with one checkpoint, on labels of a training volume.
+# Written by `lsdflow select-checkpoint`: the base of a sweep over checkpoints, on labels of a training volume.
 # Region ({words}).
-# Weights {weights}, prepared volumes {prepared}
 """
 
 
 @dataclass(frozen=True)
-class CheckedRegion:
+class Region:
     """A box of a prepared training volume, in voxels of its raw; `held_out`: the training did not use its labels."""
 
     volume: str
@@ -64,7 +63,7 @@ class CheckedRegion:
 
     @property
     def words(self) -> str:
-        """The description of the region in checks.csv."""
+        """The description of the region for people."""
         return f"{'held out' if self.held_out else 'trained on'}: {self.volume} {self.box}"
 
     def with_context(self, sections: int) -> Box:
@@ -74,8 +73,8 @@ class CheckedRegion:
         return wanted.intersect(self.raw)
 
 
-def find_region(experiment: Experiment, volume: str | None, ask: Ask) -> CheckedRegion:
-    """Return the region that the checks segment; `volume` None: the first training volume.
+def find_region(experiment: Experiment, volume: str | None, ask: Ask) -> Region:
+    """Return the region to segment; `volume` None: the first training volume.
 
     Raises ConfigError for a volume that is not used for training, BadData if it has no labels, and the errors that
     train-acrlsd reports for the experiment.
@@ -90,7 +89,7 @@ def find_region(experiment: Experiment, volume: str | None, ask: Ask) -> Checked
     return region_of(name, regions[name])
 
 
-def region_of(volume: str, facts: Mapping[str, Any]) -> CheckedRegion:
+def region_of(volume: str, facts: Mapping[str, Any]) -> Region:
     """Return the held-out sections at the end in z; if there are none, the last ones with up to 2^24 voxels."""
     begin, shape = _three(facts["labels_begin_vox"]), _three(facts["labels_shape_vox"])
     held_out = int(facts["held_out_sections"])
@@ -99,7 +98,7 @@ def region_of(volume: str, facts: Mapping[str, Any]) -> CheckedRegion:
         raise BadData("the training volume has no labels", where=volume, fix="name another one: --volume")
     sections = held_out or min(shape[0], max(1, MOST_TRAINED_VOX // section_vox))
     box = Box((begin[0] + shape[0] - sections, *begin[1:]), (sections, *shape[1:]))
-    return CheckedRegion(volume, Box((0, 0, 0), _three(facts["raw_shape_vox"])), box, held_out > 0)
+    return Region(volume, Box((0, 0, 0), _three(facts["raw_shape_vox"])), box, held_out > 0)
 
 
 def _three(values: Any) -> Vox3:
@@ -107,44 +106,48 @@ def _three(values: Any) -> Vox3:
     return z, y, x
 
 
-def check_folder(experiment: Experiment, iteration: int) -> Path:
-    """Return the folder of a check, which is a separate experiment."""
-    return bundle_folder(experiment.layout.train_dir(STAGE) / "checks", iteration)
-
-
-def settings_of(experiment: Experiment, region: CheckedRegion, prepared: str) -> str:
+def settings_of(experiment: Experiment, region: Region, prepared: str) -> str:
     """Return a hash of everything but the checkpoint that affects the scores; other settings are not compared."""
     tables = _post_processing(experiment)
     where = [region.volume, str(region.box)]
     return hash_of({"tables": tables, "mode": experiment.common.mode, "region": where, "prepared": prepared})[:12]
 
 
-def check_text(experiment: Experiment, region: CheckedRegion, bundle: Bundle, prepared: str) -> str:
-    """Return the experiment file of the check of a checkpoint. MissingInput (66) if its LSD network is missing."""
-    folder = check_folder(experiment, bundle.iteration)
-    layout, mode = experiment.layout, experiment.common.mode
+def base_text(experiment: Experiment, region: Region, bundle: Bundle, folder: Path) -> str:
+    """Return the experiment file of the base in `folder`; `bundle`: any of the checkpoints, which are equally large.
+
+    Raises MissingInput (66) if its LSD network is missing.
+    """
     tables = _post_processing(experiment)
-    networks = {"checkpoint": bundle_folder(layout.checkpoints(STAGE), bundle.iteration)}
-    context = _context_sections(bundle)
-    if mode == "acrlsd":
-        lsd_folder, lsd = _lsd_network(experiment, bundle)
-        networks["lsd_checkpoint"] = lsd_folder
-        context += _context_sections(lsd)
+    networks = networks_of(experiment, bundle)
+    context = sum(_context_sections(read_bundle(path)) for path in networks.values())
     read = region.with_context(context)
-    begin: Vox3 = region.box.translate((-read.begin_vox[0], -read.begin_vox[1], -read.begin_vox[2])).begin_vox
+    begin = region.box.translate((-read.begin_vox[0], -read.begin_vox[1], -read.begin_vox[2])).begin_vox
     tables["predict"] |= {name: os.path.relpath(path, folder) for name, path in networks.items()}
     tables["predict"]["roi"] = {"begin": _vox(begin), "shape": _vox(region.box.shape_vox)}
-    target = _target(layout.training_volume(region.volume), folder)
+    target = _target(experiment.layout.training_volume(region.volume), folder)
     target["roi"] = {"offset": _vox(read.begin_vox), "shape": _vox(read.shape_vox)}
-    name = f"{experiment.common.name}-check-{bundle.iteration}"
+    common, name = experiment.common, f"{experiment.common.name}-selection"
     written: Tables = {
-        "experiment": {"name": name, "mode": mode, "profile": experiment.common.profile},
+        "experiment": {"name": name, "mode": common.mode, "profile": common.profile},
         "compute": _here(experiment.tables.get("compute", {})),
         "prepare": {"target": target},
         **tables,
     }
-    header = HEADER.format(words=region.words, weights=bundle.weights_sha256, prepared=prepared)
-    return header + "".join(f"{table} = {toml_value(values)}\n" for table, values in written.items())
+    lines = [f"{table} = {toml_value(values)}\n" for table, values in written.items()]
+    return HEADER.format(words=region.words) + "".join(lines)
+
+
+def networks_of(experiment: Experiment, bundle: Bundle) -> dict[str, Path]:
+    """Return the folders of a checkpoint and of the LSD network that it reads, by their keys in [predict].
+
+    Raises MissingInput (66) if its LSD network is missing.
+    """
+    layout = experiment.layout
+    networks = {"checkpoint": bundle_folder(layout.checkpoints(STAGE), bundle.iteration)}
+    if experiment.common.mode == "acrlsd":
+        networks["lsd_checkpoint"] = _lsd_network(layout.checkpoints("train-lsd"), bundle)
+    return networks
 
 
 def _post_processing(experiment: Experiment) -> Tables:
@@ -158,7 +161,7 @@ def _post_processing(experiment: Experiment) -> Tables:
 
 
 def _here(compute: Mapping[str, Any]) -> dict[str, Any]:
-    """Return [compute] with local workers: such a small check does not use cluster jobs."""
+    """Return [compute] with local workers: so small a region needs no cluster jobs."""
     return {**compute, "runner": "daisy"} if compute.get("runner") == "cluster" else dict(compute)
 
 
@@ -171,12 +174,11 @@ def _target(volume: Path, folder: Path) -> dict[str, Any]:
     return target
 
 
-def _lsd_network(experiment: Experiment, bundle: Bundle) -> tuple[Path, Bundle]:
-    checkpoints = experiment.layout.checkpoints("train-lsd")
+def _lsd_network(checkpoints: Path, bundle: Bundle) -> Path:
     for iteration in bundle_iterations(checkpoints):
         folder = bundle_folder(checkpoints, iteration)
-        if (found := read_bundle(folder)).weights_sha256 == bundle.lsd_bundle_sha256:
-            return folder, found
+        if read_bundle(folder).weights_sha256 == bundle.lsd_bundle_sha256:
+            return folder
     raise MissingInput(
         "the LSD network that the affinity network was trained with is not there",
         where=checkpoints,

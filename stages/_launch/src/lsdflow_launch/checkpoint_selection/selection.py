@@ -1,0 +1,333 @@
+"""`lsdflow select-checkpoint`: segment a small labelled region with each checkpoint; the lowest VOI wins.
+
+1. The region: the held-out part of a training volume (region.py).
+2. A sweep whose base segments that region, and whose only axis is the checkpoint. Each run is an experiment, resumes
+   after an interruption, and shares the prepared region. The axis grows with the training.
+3. The table and the plot of the sweep.
+4. best.json: the checkpoint with the lowest VOI. With --follow, steps 2 to 4 are repeated until the training ends.
+
+train/train-acrlsd/selection/<settings>/
+  base/      the experiment with the region as its target
+  runs/      one experiment per checkpoint: report, manifests and logs; its arrays are removed, unless --keep
+  merged/    runs.csv, table.md, plot.svg, index.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lsdflow_command.app import exit_codes
+from lsdflow_command.processes import one_at_a_time
+from lsdflow_contract.checkpoint import (
+    WEIGHTS,
+    BestCheckpoint,
+    Bundle,
+    bundle_folder,
+    bundle_iterations,
+    read_best,
+    read_bundle,
+    write_best,
+)
+from lsdflow_contract.errors import BadData, MissingInput, OutputConflict, StageError
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.files import storage_errors, write_if_changed
+from lsdflow_contract.hashing import hash_of_file
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_launch.checkpoint_selection.region import (
+    STAGE,
+    Region,
+    base_text,
+    find_region,
+    networks_of,
+    settings_of,
+)
+from lsdflow_launch.commands import Call, ask_stage, run_stage
+from lsdflow_launch.options import Debug, Folder, Json, Set
+from lsdflow_launch.output import print_answer, stdout_for_json
+from lsdflow_launch.sweep.file import Sweep
+from lsdflow_launch.sweep.folder import RUNS, SweepFolder, open_sweep, write_folders
+from lsdflow_launch.sweep.grid import Axis, Point
+from lsdflow_launch.sweep.merge import Row, merged
+from lsdflow_launch.sweep.run import SweepRunner
+from lsdflow_launch.sweep.table import write_merged
+
+LOG = logging.getLogger("lsdflow.selection")
+AXIS = "iteration"
+POLL_S = 15.0
+
+
+def add_selection_verb(app: typer.Typer) -> None:
+    """Register `select-checkpoint`, and its old name for one release."""
+
+    def select_checkpoint(
+        folder: Folder,
+        every: Annotated[int, typer.Option(min=1, help="use only iterations that are multiples of this")] = 1,
+        follow: Annotated[
+            bool, typer.Option("--follow", help="wait for new checkpoints until the training has finished")
+        ] = False,
+        volume: Annotated[str | None, typer.Option(help="training volume to segment (default: the first)")] = None,
+        keep: Annotated[bool, typer.Option("--keep", help="keep the small segmentations")] = False,
+        override: Set = None,
+        as_json: Json = False,
+        debug: Debug = False,
+    ) -> None:
+        """Segment a small labelled region with each checkpoint; `predict` then uses the one with the lowest VOI."""
+        with exit_codes(debug, as_json):
+            experiment = load_experiment(folder, override or [])
+            region = find_region(experiment, volume, ask_stage)
+            selection = Selection(experiment, region, every, keep)
+            with stdout_for_json(as_json):
+                code = selection.follow() if follow else selection.update()
+            facts: dict[str, Any] = {"exit_code": code, "table": str(selection.table), "region": region.words}
+            text = ""
+            if code == 0 and (rows := selection.rows()):
+                best = read_best(experiment.layout.best_checkpoint(STAGE))
+                facts |= {"checkpoints": len(rows), "best": best.model_dump()}
+                text = f"{selection.table}: {len(rows)} checkpoints on {region.words}\n"
+                text += f"best: iteration {best.iteration}, VOI {best.voi:.3f} bits"
+            print_answer(facts, text, as_json)
+        raise typer.Exit(code)
+
+    @functools.wraps(select_checkpoint)
+    def check_checkpoints(**values: Any) -> None:
+        """The old name."""
+        LOG.warning("check-checkpoints is now called select-checkpoint")
+        select_checkpoint(**values)
+
+    app.command(name="select-checkpoint")(select_checkpoint)
+    app.command(name="check-checkpoints", hidden=True)(check_checkpoints)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The selection of a checkpoint of one experiment on one region.
+
+    every: use every N-th iteration; keep: keep the arrays of the runs, too; caller: runs the command of a stage.
+    """
+
+    experiment: Experiment
+    region: Region
+    every: int = 1
+    keep: bool = False
+    caller: Call = run_stage
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the sweep with the current settings: scores of other settings cannot be compared."""
+        prepared = read_manifest(self.experiment.layout, "prepare").identity
+        settings = settings_of(self.experiment, self.region, prepared)
+        return self.experiment.layout.train_dir(STAGE) / "selection" / settings
+
+    @property
+    def table(self) -> Path:
+        """The page with the scores of all checkpoints."""
+        return self.folder / "merged" / "index.html"
+
+    def follow(self, sleep: Callable[[float], object] = time.sleep) -> int:
+        """Repeat `update` until the training has finished, then once more. Returns and raises as `update`."""
+        with self._lock():
+            while True:
+                # Read this first: the last checkpoint is written before the manifest.
+                finished = self._training_finished()
+                if finished:
+                    return self._update(last=True)
+                if self._iterations() and (code := self._update(last=False)):
+                    return code
+                sleep(POLL_S)
+
+    def update(self) -> int:
+        """Run the sweep over the present checkpoints, and choose one. Returns the exit code of the first failure, or 0.
+
+        Raises MissingInput (66) without checkpoints, BadData (65) if the region has no scored labels, OutputConflict
+        (73) if another select-checkpoint is running, and Interrupted (75).
+        """
+        self._require_checkpoints()
+        with self._lock():
+            return self._update(last=True)
+
+    def rows(self) -> list[Row]:
+        """Return the scored runs of the sweep with the current settings, ascending by iteration."""
+        rows = merged([open_sweep(self.folder)]).rows
+        return sorted((row for row in rows if "voi" in row.scores), key=_iteration)
+
+    def _lock(self) -> contextlib.AbstractContextManager[None]:
+        return one_at_a_time(self.experiment.layout.train_dir(STAGE) / ".selection.lock", "select-checkpoint")
+
+    def _update(self, last: bool) -> int:
+        self._require_checkpoints()
+        bundles = {iteration: bundle for iteration in self._due() if (bundle := self._valid_bundle(iteration))}
+        if not bundles:
+            return 0
+        sweep = self._prepared(bundles)
+        missing = [row.run for row in merged([sweep]).rows if row.status != "done" and _iteration(row) in bundles]
+        with self._arrays_removed(sweep):
+            SweepRunner(sweep, self.caller).run_all(missing)
+        found = merged([sweep])
+        write_merged(found, self.table.parent)
+        _require_scores(found.rows, self.region)
+        if code := self._exit_code([row for row in found.rows if row.run in missing]):
+            return code
+        try:
+            choose_by_voi(self.experiment, self.folder, self.rows())
+        except OutputConflict as error:
+            if last:
+                raise
+            LOG.warning("%s", error.what)
+        return 0
+
+    def _prepared(self, bundles: Mapping[int, Bundle]) -> SweepFolder:
+        """Write the folders of the sweep; runs of checkpoints that were deleted meanwhile stay in it."""
+        base = self.folder / "base"
+        if not (base / "experiment.toml").exists():
+            text = base_text(self.experiment, self.region, next(iter(bundles.values())), base)
+            write_if_changed(base / "experiment.toml", text.encode())
+        self._remove_runs_of_other_weights(bundles)
+        points = {int(point.label): point for point in self._earlier_points(base)}
+        for iteration, bundle in bundles.items():
+            networks = networks_of(self.experiment, bundle)
+            paths = {f"predict.{key}": os.path.relpath(path, base) for key, path in networks.items()}
+            points[iteration] = Point(str(iteration), paths)
+        axis = Axis(AXIS, tuple(points[iteration] for iteration in sorted(points)))
+        sweep = Sweep(
+            path=base / "experiment.toml",
+            base=load_experiment(base),
+            metric="voi",
+            axes=(axis,),
+            split_by=(),
+            means_over=(),
+        )
+        return write_folders(sweep, self.folder)
+
+    def _earlier_points(self, base: Path) -> list[Point]:
+        """Return the points of the runs that have a folder, from their experiment files."""
+        points = []
+        for file in sorted((self.folder / RUNS).glob("*/experiment.toml")):
+            predict = load_experiment(file).tables["predict"]
+            networks = {key: predict[key] for key in ("checkpoint", "lsd_checkpoint") if key in predict}
+            paths = {f"predict.{k}": os.path.relpath(file.parent / v, base) for k, v in networks.items()}
+            points.append(Point(str(int(Path(networks["checkpoint"]).name)), paths))
+        return points
+
+    def _remove_runs_of_other_weights(self, bundles: Mapping[int, Bundle]) -> None:
+        """Remove the run of an iteration that was trained again since, with other weights."""
+        for iteration, bundle in bundles.items():
+            run = run_folder(self.folder, iteration)
+            weights = weights_of(run)
+            if weights and weights != bundle.weights_sha256:
+                with storage_errors(run):
+                    shutil.rmtree(run)
+
+    @contextlib.contextmanager
+    def _arrays_removed(self, sweep: SweepFolder) -> Iterator[None]:
+        """Remove the arrays and the store of each run that is done, which need most space, unless they are kept."""
+        try:
+            yield
+        finally:
+            for row in merged([sweep]).rows if not self.keep else ():
+                layout = ExperimentLayout(sweep.run_folder(row.run))
+                if row.status == "done":
+                    for path in (layout.data, layout.results, layout.luts, layout.store):
+                        shutil.rmtree(path, ignore_errors=True)
+
+    def _exit_code(self, rows: Sequence[Row]) -> int:
+        """Return the exit code of the first run that failed, else 0; a checkpoint that was deleted is no failure."""
+        for row in rows:
+            if row.result is None or row.result.status == "done":
+                continue
+            if bundle_folder(self.experiment.layout.checkpoints(STAGE), _iteration(row)).exists():
+                return row.result.exit_code
+            LOG.warning("iteration %d is left out: the training has deleted it meanwhile", _iteration(row))
+        return 0
+
+    def _require_checkpoints(self) -> None:
+        if not self._iterations():
+            raise MissingInput("no checkpoints", where=self.experiment.layout.checkpoints(STAGE), fix="train first")
+
+    def _due(self) -> list[int]:
+        """Return the checkpoints to use: every N iterations, and the last one of a finished training."""
+        there = self._iterations()
+        last = {there[-1]} if self._training_finished() else set()
+        return [iteration for iteration in there if iteration % self.every == 0 or iteration in last]
+
+    def _training_finished(self) -> bool:
+        return self.experiment.layout.manifest(STAGE).exists()
+
+    def _iterations(self) -> list[int]:
+        return bundle_iterations(self.experiment.layout.checkpoints(STAGE))
+
+    def _valid_bundle(self, iteration: int) -> Bundle | None:
+        return valid_bundle(bundle_folder(self.experiment.layout.checkpoints(STAGE), iteration))
+
+
+def choose_by_voi(experiment: Experiment, folder: Path, rows: Sequence[Row]) -> BestCheckpoint | None:
+    """Write best.json: the undamaged checkpoint with the lowest VOI among the scored runs, the newest if equal.
+
+    Returns None without scored runs. Raises MissingInput (66) if none of their checkpoints exists any more.
+    """
+    checkpoints = experiment.layout.checkpoints(STAGE)
+    for row in sorted(rows, key=lambda row: (row.scores["voi"], -_iteration(row))):
+        bundle = valid_bundle(bundle_folder(checkpoints, _iteration(row)))
+        if bundle is not None and bundle.weights_sha256 == weights_of(run_folder(folder, _iteration(row))):
+            best = BestCheckpoint(
+                iteration=bundle.iteration,
+                weights_sha256=bundle.weights_sha256,
+                validation_loss=bundle.validation_loss,
+                chosen_by="voi",
+                voi=row.scores["voi"],
+            )
+            write_best(experiment.layout.best_checkpoint(STAGE), best)
+            return best
+    if rows:
+        raise MissingInput("no scored checkpoint is there", where=checkpoints, fix="train longer, or keep more")
+    return None
+
+
+def valid_bundle(folder: Path) -> Bundle | None:
+    """Return the bundle in a folder, with verified weights; None, with a warning, if it is missing or damaged."""
+    try:
+        bundle = read_bundle(folder)
+        weights = hash_of_file(folder / WEIGHTS)
+    except (StageError, FileNotFoundError) as error:
+        LOG.warning("checkpoint %s is left out: %s", folder, error)
+        return None
+    if weights != bundle.weights_sha256:
+        LOG.warning("checkpoint %s is left out: its weights are damaged", folder)
+        return None
+    return bundle
+
+
+def run_folder(folder: Path, iteration: int) -> Path:
+    """Return the folder of the run of an iteration, in the folder of a selection."""
+    return folder / RUNS / f"{AXIS}-{iteration}"
+
+
+def weights_of(run: Path) -> str:
+    """Return the sha256 of the weights that a run predicted with; "" if it has not predicted yet."""
+    layout = ExperimentLayout(run)
+    return read_manifest(layout, "predict").inputs["network"] if layout.manifest("predict").exists() else ""
+
+
+def _iteration(row: Row) -> int:
+    return int(row.run.at[AXIS])
+
+
+def _require_scores(rows: Sequence[Row], region: Region) -> None:
+    if any(row.status == "done" and "voi" not in row.scores for row in rows):
+        raise BadData(
+            "the region has no scores",
+            where=region.words,
+            found="no labels that count",
+            fix="segment another training volume: --volume NAME",
+        )
