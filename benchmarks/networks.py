@@ -16,6 +16,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.ndimage import distance_transform_edt
@@ -69,14 +70,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="of training for each of the three (default 10)")
     options = parser.parse_args()
     runs = make_runs(options.volume.resolve(), options.folder.resolve(), options.minutes)
-    lines = [ffn(options.volume), *(lsdflow_line(run, network_of(run)) for run in runs)]
+    lines = [ffn(options.volume), *(lsdflow_line(run, name) for name, run in runs.items())]
     table = "\n".join((HEAD, *map(str, lines)))
     (options.folder / "table.md").write_text(table + "\n")
     sys.stdout.write(table + "\n")
 
 
-def make_runs(volume: Path, folder: Path, minutes: float) -> list[Path]:
-    """Folders of the three runs, done."""
+def make_runs(volume: Path, folder: Path, minutes: float) -> dict[str, Path]:
+    """Run the sweep; return the folders of the three runs by network."""
     grid = folder / "runs"
     if not grid.exists():
         (folder / "base").mkdir(parents=True)
@@ -86,8 +87,12 @@ def make_runs(volume: Path, folder: Path, minutes: float) -> list[Path]:
         (folder / "networks.toml").write_text(sweep_of(minutes))
     for words in (["prepare", folder / "networks.toml", grid], ["run", grid], ["merge", grid]):
         subprocess.run([LSDFLOW, "sweep", *words], check=True)
-    found = {json.loads(path.read_text())["at"]["network"]: path.parent for path in grid.rglob("result.json")}
-    return [found[name] for name in NETWORKS]
+    found = {run["at"]["network"]: grid / run["nodes"][-1]["folder"] for run in _plan(grid)["runs"]}
+    return {name: found[name] for name in NETWORKS}
+
+
+def _plan(grid: Path) -> Any:
+    return json.loads((grid / "sweep.json").read_text())
 
 
 def sweep_of(minutes: float) -> str:
@@ -96,11 +101,6 @@ def sweep_of(minutes: float) -> str:
     rest = {mode: round(minutes - lsd, 3) if mode == "acrlsd" else minutes for mode in NETWORKS}
     points = [POINT.format(mode=mode, lsd=lsd, rest=rest[mode]) for mode in NETWORKS]
     return "\n".join(('base = "base"', "[axes.network]", *points, ""))
-
-
-def network_of(run: Path) -> str:
-    """Which point of the sweep this run is."""
-    return str(json.loads((run / "result.json").read_text())["at"]["network"])
 
 
 def lsdflow_line(run: Path, name: str) -> Line:

@@ -96,12 +96,15 @@ class StandIn:
     before: Callable[[int, str], object] = lambda iteration, stage: None
 
     def __call__(self, stage: str, arguments: Sequence[str]) -> int:
+        if arguments[0] == "report":
+            return 0
         run = load_experiment(Path(arguments[-1]))
         folder, checkpoint = run.path.parent, run.resolve(run.tables["predict"]["checkpoint"])
         iteration = 0 if folder.name == "base" else int(checkpoint.name)
         self.calls.append((iteration, stage))
         self.before(iteration, stage)
         if stage in self.codes:
+            write_json(run.layout.stage_runs(stage) / "1" / "outcome.json", {"exit_code": self.codes[stage]})
             return self.codes[stage]
         (folder / "data").mkdir(exist_ok=True)
         (folder / "data" / stage).touch()
@@ -297,7 +300,9 @@ def test_an_interrupted_run_resumes_in_its_folder(experiment: Experiment) -> Non
 
 def test_a_failed_run_gives_its_exit_code_and_runs_again_the_next_time(experiment: Experiment) -> None:
     voi = {10: 2.0, 20: 1.0, 30: 1.5}
-    assert selection_of(experiment, StandIn(voi, codes={"segment": 79})).update() == 79
+    selection = selection_of(experiment, StandIn(voi, codes={"segment": 79}))
+    assert selection.update() == 79
+    assert {row["status"] for row in table_of(selection)} == {"failed"}
     assert not experiment.layout.best_checkpoint(STAGE).exists()
     assert selection_of(experiment, again := StandIn(voi)).update() == 0
     assert again.calls == [(i, s) for i in (10, 20, 30) for s in ("segment", "evaluate")]

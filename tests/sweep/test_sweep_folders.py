@@ -107,17 +107,6 @@ def test_a_grid_may_grow_and_what_is_done_stays(sweep_file: Write) -> None:
     assert fake.calls == [("segment", "threshold-0.1"), ("evaluate", "threshold-0.1")]
 
 
-def test_a_run_whose_file_was_changed_by_hand_is_not_counted_as_done(sweep_file: Write) -> None:
-    _, made = prepared(sweep_file("[axes]\n'segment.threshold' = [0.2]\n"))
-    (run,) = made.plan.runs
-    SweepRunner(made, FakeStages()).run_all(made.plan.runs)
-    file = made.run_folder(run) / "experiment.toml"
-    file.write_text(file.read_text() + "# other\n")
-    before = made.result_path(run).read_text()
-    SweepRunner(made, FakeStages()).run_all(made.plan.runs)
-    assert made.result_path(run).read_text() != before
-
-
 def test_a_base_that_finished_with_other_settings_is_refused_and_imported_results_are_not_checked(
     sweep_file: Write, base: Path
 ) -> None:

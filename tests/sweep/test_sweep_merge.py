@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 import statistics
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -14,10 +15,10 @@ from typer.testing import CliRunner
 
 from lsdflow_contract.errors import BadData, ContractMismatch
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.sealing import read_sealed, write_sealed
+from lsdflow_contract.files import read_json, write_json
 from lsdflow_launch.cli import app
 from lsdflow_launch.sweep.file import load_sweep
-from lsdflow_launch.sweep.folder import SweepFolder, write_folders
+from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, write_folders
 from lsdflow_launch.sweep.merge import merged
 from lsdflow_launch.sweep.result import claimed
 from lsdflow_launch.sweep.run import SweepRunner
@@ -133,11 +134,18 @@ def test_folders_of_servers_without_shared_storage_become_one_table(
     assert found.counts["done"] == 6, "what one server failed at, the other has done"
     assert [mean.mean("voi") for mean in found.means] == pytest.approx([1.2, 1.4])
     assert "made twice" not in caplog.text
-    path = other.result_path(other.plan.runs[1])
-    result = read_sealed(path, "")
-    write_sealed(path, {**result, "scores": {**result["scores"], "voi": 9.9}})
+    path = other.run_folder(other.plan.runs[1]) / "report" / "scores.json"
+    write_json(path, {**read_json(path), "voi": 9.9})
     assert merged([sweep, other]).rows[1].scores["voi"] == 1.2
     assert "made twice, with different scores" in caplog.text
+
+
+def test_a_copy_of_the_folders_without_the_base_has_the_same_table(sweep: SweepFolder, tmp_path: Path) -> None:
+    run(sweep, 1, 2, 3, fails=seed_2_fails)
+    copy = tmp_path / "elsewhere" / "grid"
+    shutil.copytree(sweep.root, copy, symlinks=True)
+    found, wanted = merged([open_sweep(copy)]), merged([sweep])
+    assert [(row.status, row.scores) for row in found.rows] == [(row.status, row.scores) for row in wanted.rows]
 
 
 def test_folders_of_different_grids_are_refused(sweep: SweepFolder, sweep_file: Callable[[str], Path]) -> None:
@@ -146,9 +154,9 @@ def test_folders_of_different_grids_are_refused(sweep: SweepFolder, sweep_file: 
         merged([sweep, write_folders(other, sweep.root.with_name("second"))])
 
 
-def test_a_damaged_result_is_bad_data_with_its_path(sweep: SweepFolder) -> None:
+def test_damaged_scores_are_bad_data_with_their_path(sweep: SweepFolder) -> None:
     run(sweep, 1)
-    path = sweep.result_path(sweep.plan.runs[0])
+    path = sweep.run_folder(sweep.plan.runs[0]) / "report" / "scores.json"
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(BadData) as caught:
         merged([sweep])

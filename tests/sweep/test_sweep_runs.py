@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from lsdflow_command.lock_file import Holder
+from lsdflow_command.lock_file import Holder, stage_lock
 from lsdflow_contract.errors import Interrupted, UsageError
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_launch.sweep.cli import chosen_runs
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, write_folders
-from lsdflow_launch.sweep.result import AtWorkElsewhere, claim_of, claimed, read_result
+from lsdflow_launch.sweep.result import AtWorkElsewhere, claim_of, claimed, result_of
 from lsdflow_launch.sweep.run import SweepRunner, exit_code_of
 
 from .conftest import FakeStages
@@ -45,10 +45,10 @@ def fails_at(stage: str, distance: int, code: int) -> Callable[[str, Experiment]
 
 
 def results(sweep: SweepFolder) -> list[Any]:
-    return [read_result(sweep.result_path(run)) for run in sweep.plan.runs]
+    return [result_of(sweep, run) for run in sweep.plan.runs]
 
 
-def test_shared_stages_run_once_and_every_run_has_a_result_of_its_own(sweep: SweepFolder) -> None:
+def test_shared_stages_run_once_and_every_run_is_a_finished_experiment(sweep: SweepFolder) -> None:
     fake = FakeStages()
     outcomes = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
     assert set(outcomes.values()) == {"done"}
@@ -61,11 +61,10 @@ def test_shared_stages_run_once_and_every_run_has_a_result_of_its_own(sweep: Swe
         ]
     )
     for run, result in zip(sweep.plan.runs, results(sweep), strict=True):
-        assert (result.status, result.exit_code, result.at) == ("done", 0, run.at)
+        assert (result.status, result.exit_code) == ("done", 0)
         assert result.scores == {"voi": float(run.at["segment.threshold"])}
-        assert result.shared == ("prepare", "train-acrlsd", "predict", "watershed", "agglomerate")
-        assert set(result.seconds) == {*result.shared, "segment", "evaluate"}
-        assert result.writers["segment"]["stage"] == "segment"
+        linked = ("prepare", "train-acrlsd", "predict", "watershed", "agglomerate")
+        assert set(result.seconds) == {*linked, "segment", "evaluate"}
     again = FakeStages()
     SweepRunner(sweep, again).run_all(sweep.plan.runs)
     assert again.calls == []
@@ -100,6 +99,43 @@ def test_an_interrupted_sweep_stops_at_once_and_resumes_where_it_stopped(sweep: 
     again = FakeStages()
     SweepRunner(sweep, again).run_all(sweep.plan.runs)
     assert again.calls == [(s, run.name) for run in sweep.plan.runs[2:] for s in ("segment", "evaluate")]
+
+
+def begin(experiment: Experiment, stage: str) -> Path:
+    """A run of a stage that has begun, and has no outcome."""
+    begun = experiment.layout.stage_runs(stage) / "1"
+    begun.mkdir(parents=True)
+    (begun / "config.resolved.json").write_text("{}")
+    return begun
+
+
+def test_a_run_that_was_killed_is_failed_unless_a_process_is_computing_it(sweep: SweepFolder) -> None:
+    SweepRunner(sweep, FakeStages()).run_all(sweep.plan.runs[:1])
+    second = load_experiment(sweep.run_folder(sweep.plan.runs[1]))
+    assert result_of(sweep, sweep.plan.runs[1]) is None, "not begun"
+    begin(second, "segment")
+    killed = result_of(sweep, sweep.plan.runs[1])
+    assert killed is not None
+    assert (killed.status, killed.failed_stage) == ("failed", "segment")
+    assert "killed" in killed.error["what"]
+    with claimed(second.path.parent):
+        assert result_of(sweep, sweep.plan.runs[1]) is None
+    with stage_lock(second.layout.stage_runs("segment")):
+        assert result_of(sweep, sweep.plan.runs[1]) is None
+
+
+def test_a_run_that_the_user_ran_as_an_experiment_is_done(sweep: SweepFolder) -> None:
+    first, second = sweep.plan.runs[:2]
+    SweepRunner(sweep, FakeStages()).run_all([first])
+    by_hand = FakeStages()
+    for stage in ("segment", "evaluate"):
+        assert by_hand(stage, ["run", "--experiment", str(sweep.run_folder(second) / "experiment.toml")]) == 0
+    found = result_of(sweep, second)
+    assert found is not None
+    assert (found.status, found.scores) == ("done", {"voi": 0.4})
+    again = FakeStages()
+    assert SweepRunner(sweep, again).run_all([second]) == {second.name: "done"}
+    assert again.calls == []
 
 
 def test_a_run_at_work_elsewhere_is_skipped_and_reported(sweep: SweepFolder, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,7 +36,7 @@ RUNS, SHARED = "runs/", "shared/"
 _FIRST_STAGE = {"experiment": "train-lsd", "compute": "train-lsd", "cluster": "train-lsd", "store": "predict"}
 # Each run has its own database, so rows of watershed and later stages cannot be linked.
 _FIRST_IN_DATABASE = "watershed"
-PLAN_NAME, RESULT_NAME = "sweep.json", "result.json"
+PLAN_NAME = "sweep.json"
 
 
 class PlannedNode(StrictModel):
@@ -172,10 +172,6 @@ class SweepFolder:
     def run_folder(self, run: PlannedRun) -> Path:
         """Return the folder of a run's own experiment."""
         return self.folder(run.nodes[-1])
-
-    def result_path(self, run: PlannedRun) -> Path:
-        """Return the path of the result of a run."""
-        return self.run_folder(run) / RESULT_NAME
 
     def require_base(self) -> None:
         """Raise OutputConflict (73) if the base's experiment file changed after `sweep prepare`.

@@ -1,6 +1,6 @@
 """The results of all runs of a sweep: a row per run, means over seeds or folds, and an estimate of what is left.
 
-Only result.json and the claim of every run are read, from one folder or several (servers without shared storage).
+The experiment of every run is read, in one folder or several (servers without shared storage).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.sweep.folder import PlannedNode, PlannedRun, SweepFolder, SweepPlan, open_stages
 from lsdflow_launch.sweep.grid import Run, part_of
-from lsdflow_launch.sweep.result import RunResult, claim_of, read_result
+from lsdflow_launch.sweep.result import RunResult, claim_of, result_of
 
 LOG = logging.getLogger("lsdflow.sweep")
 FIRST_METRICS = ("voi", "voi_split", "voi_merge", "adapted_rand_error", "rand", "threshold")
@@ -43,7 +43,7 @@ class Row:
         return "missing" if self.worker is None else "running"
 
     @property
-    def scores(self) -> dict[str, float]:
+    def scores(self) -> Mapping[str, float]:
         """The scores of a run that is done."""
         return self.result.scores if self.result is not None and self.result.status == "done" else {}
 
@@ -134,22 +134,22 @@ def merged(folders: Sequence[SweepFolder]) -> Merged:
     rows = []
     for number, run in enumerate(first.plan.runs):
         found = [(folder, folder.plan.runs[number]) for folder in folders]
-        results = [result for folder, r in found if (result := read_result(folder.result_path(r))) is not None]
+        results = [result for folder, r in found if (result := result_of(folder, r)) is not None]
         workers = [
             worker for folder, r in found if (worker := claim_of(folder.run_folder(r)).live_holder()) is not None
         ]
-        rows.append(Row(run, _best_of(results), next(iter(workers), None)))
+        rows.append(Row(run, _best_of(run, results), next(iter(workers), None)))
     return Merged(first.plan, tuple(rows))
 
 
-def _best_of(results: Sequence[RunResult]) -> RunResult | None:
+def _best_of(run: PlannedRun, results: Sequence[RunResult]) -> RunResult | None:
     done = [result for result in results if result.status == "done"]
     if any(not _same(result.scores, done[0].scores) for result in done[1:]):
-        LOG.warning("warning: %s was made twice, with different scores; the first folder counts", done[0].run)
-    return next(iter([*done, *sorted(results, key=lambda result: -result.ended)]), None)
+        LOG.warning("warning: %s was made twice, with different scores; the first folder counts", run.name)
+    return next(iter([*done, *sorted(results, key=lambda result: -result.started)]), None)
 
 
-def _same(a: dict[str, float], b: dict[str, float]) -> bool:
+def _same(a: Mapping[str, float], b: Mapping[str, float]) -> bool:
     return a.keys() == b.keys() and all(math.isclose(a[name], b[name], rel_tol=1e-9) for name in a)
 
 

@@ -1,38 +1,31 @@
-"""What a run of a sweep records: its claim while it is computed, and its result (result.json).
+"""How far a run of a sweep is, from the files of its experiment; and its claim while a process computes it.
 
 Claim: a file on shared storage, so only one process at a time, on any machine, computes a run. If two processes hold a
 claim by mistake, they write identical results, because results are written only once. The claim saves the second one
 the computation, also for a stage that has no lock of its own.
-Result: written only by the run itself; `sweep merge` reads it.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
-
 from lsdflow_command.lock_file import EXPIRY_SECONDS, Holder, LockFile
-from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import BadData, OutputConflict, StageError
-from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json
-from lsdflow_contract.hashing import hash_of_file
-from lsdflow_contract.manifest import read_manifest, require_contract
-from lsdflow_contract.model import StrictModel
-from lsdflow_contract.sealing import read_sealed, write_sealed
-from lsdflow_contract.software import source_revision
-from lsdflow_launch.chain import stages_of
+from lsdflow_contract.errors import OutputConflict
+from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.sealing import read_sealed
+from lsdflow_launch.chain import LAST, STOPPED
+from lsdflow_launch.status import newest_run, outcome_of
+from lsdflow_launch.sweep.folder import PlannedRun, SweepFolder, open_stages
 
 LOG = logging.getLogger("lsdflow.sweep")
+KILLED = "ended without an outcome: it was killed, or its machine failed"
 
 
 class AtWorkElsewhere(OutputConflict):
@@ -64,82 +57,69 @@ def _refusal(claim: LockFile, found: Holder, age_s: float) -> OutputConflict:
     )
 
 
-class RunResult(StrictModel):
-    """The result of a run."""
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended; error: what the failed stage reported; scores: the numbers of report/scores.json."""
 
-    contract: str = CONTRACT_VERSION
-    run: str
-    at: dict[str, str] = Field(description="its labels on the axes")
     status: Literal["done", "failed"]
-    exit_code: int
+    exit_code: int = 0
     failed_stage: str = ""
-    error: dict[str, Any] = Field(default_factory=dict, description="the error of the failed stage, as it reported it")
-    scores: dict[str, float] = Field(default_factory=dict, description="numbers of report/scores.json")
-    chosen: dict[str, str] = Field(default_factory=dict, description="words of it: the merge function")
-    seconds: dict[str, float] = Field(default_factory=dict, description="run time of every stage")
-    shared: tuple[str, ...] = Field(default=(), description="stages made once for several runs, and linked")
-    identities: dict[str, str] = Field(default_factory=dict, description="of the result of every stage")
-    writers: dict[str, dict[str, str]] = Field(default_factory=dict, description="version and image of every stage")
-    experiment_hash: str = Field(default="", description="sha256 of the run's experiment file")
+    error: Mapping[str, Any] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
     host: str = ""
-    job: str = ""
-    revision: str = ""
-    ended: float = Field(default=0.0, description="seconds since 1970, UTC")
+    started: float = 0.0
 
 
-def write_result(
-    path: Path, experiment: Experiment, at: Mapping[str, str], ended: Mapping[str, Any], shared: tuple[str, ...]
-) -> RunResult:
-    """Collect and write the result of a run that ended; `ended`: exit_code, failed_stage and error of the chain."""
-    finished = {}
-    for stage in stages_of(experiment):
-        if experiment.layout.manifest(stage).exists():
-            finished[stage] = read_manifest(experiment.layout, stage)
-    done = ended["exit_code"] == 0
-    scores = _scores(experiment) if done else {}
-    result = RunResult(
-        run=experiment.path.parent.name,
-        at=dict(at),
-        status="done" if done else "failed",
-        **ended,
-        scores={k: float(v) for k, v in scores.items() if isinstance(v, int | float) and not isinstance(v, bool)},
-        chosen={k: v for k, v in scores.items() if isinstance(v, str)},
-        seconds={stage: float(manifest.facts.get("seconds", 0.0)) for stage, manifest in finished.items()},
-        shared=tuple(stage for stage in shared if stage in finished),
-        identities={stage: manifest.identity for stage, manifest in finished.items()},
-        writers={stage: manifest.writer.model_dump() for stage, manifest in finished.items()},
-        experiment_hash=hash_of_file(experiment.path),
-        host=socket.gethostname(),
-        job=os.environ.get("SLURM_JOB_ID", ""),
-        revision=source_revision(),
-        ended=time.time(),
-    )
-    write_sealed(path, json.loads(result.model_dump_json()))
-    return result
+def result_of(sweep: SweepFolder, run: PlannedRun) -> RunResult | None:
+    """Return how a run ended; None if it was not begun, was stopped by the user, or is running.
+
+    A run is done once its last stage has finished; the shared stages were finished before it began. Raises BadData (65)
+    for a damaged manifest or scores, ContractMismatch (76).
+    """
+    folder = sweep.run_folder(run)
+    layout = ExperimentLayout(folder)
+    if layout.manifest(LAST).exists():
+        last = _outcome(load_experiment(folder), LAST)
+        seconds = {s: _seconds(layout, s) for s in STAGES if layout.manifest(s).exists()}
+        return RunResult("done", scores=_scores(layout), seconds=seconds, **_where(last))
+    for node in run.nodes:
+        # A sweep that is not prepared has no folders, and a copy of its folders may have no base.
+        if ExperimentLayout(sweep.folder(node)).experiment_toml.exists():
+            experiment = load_experiment(sweep.folder(node))
+            for stage in open_stages(experiment, node)[:1]:
+                return _failure(experiment, stage)
+    return None
 
 
-def read_result(path: Path) -> RunResult | None:
-    """Return a run's result; None if it has none. Raises BadData (65) if it is damaged, ContractMismatch (76)."""
-    if not path.is_file():
+def _failure(experiment: Experiment, stage: str) -> RunResult | None:
+    """Return how the newest run of an unfinished stage failed; None if it was stopped, is running, or has not begun."""
+    outcome = _outcome(experiment, stage)
+    if outcome:
+        code = int(outcome.get("exit_code", 0))
+        if code in (0, *STOPPED):
+            return None
+        return RunResult("failed", code, stage, error=outcome.get("error") or {}, **_where(outcome))
+    if newest_run(experiment, stage) is None:
         return None
-    fix = "remove it and run the sweep"
-    raw = read_sealed(path, fix)
-    require_contract(str(raw.get("contract", "")), path)
-    try:
-        return RunResult.model_validate(raw)
-    except ValidationError as error:
-        raise BadData("damaged result of a run", where=path, found=error, fix=fix) from error
+    locks = claim_of(experiment.path.parent), LockFile(experiment.layout.stage_runs(stage) / "lock")
+    running = any(lock.live_holder() is not None for lock in locks)
+    return None if running else RunResult("failed", failed_stage=stage, error={"what": KILLED})
 
 
-def last_error(experiment: Experiment, stage: str) -> dict[str, Any]:
-    """Return the error that the stage's newest run reported."""
-    outcomes = sorted(experiment.layout.stage_runs(stage).glob("*/outcome.json"))
-    try:
-        return dict(read_json(outcomes[-1]).get("error") or {}) if outcomes else {}
-    except StageError as error:
-        return error.as_dict()
+def _outcome(experiment: Experiment, stage: str) -> dict[str, Any]:
+    return outcome_of(newest_run(experiment, stage, refused=True))
 
 
-def _scores(experiment: Experiment) -> dict[str, Any]:
-    path = experiment.layout.report / "scores.json"
-    return read_sealed(path, "run: evaluate run") if path.exists() else {}
+def _where(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    return {"host": str(outcome.get("host", "")), "started": float(outcome.get("started") or 0.0)}
+
+
+def _seconds(layout: ExperimentLayout, stage: str) -> float:
+    return float(read_manifest(layout, stage).facts.get("seconds", 0.0))
+
+
+def _scores(layout: ExperimentLayout) -> dict[str, float]:
+    path = layout.report / "scores.json"
+    found = read_sealed(path, "run: evaluate run") if path.exists() else {}
+    return {k: float(v) for k, v in found.items() if isinstance(v, int | float) and not isinstance(v, bool)}

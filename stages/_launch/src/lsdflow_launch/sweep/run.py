@@ -1,4 +1,4 @@
-"""Run the experiments of a sweep one after another: shared stages first, then their own stages, then their result.
+"""Run the experiments of a sweep one after another: shared stages first, then their own stages.
 
 A run that another process computes is skipped. A run whose shared stages another process computes is postponed until
 they are finished. An interrupted run resumes where its stages stopped.
@@ -12,19 +12,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from lsdflow_contract.errors import BlocksFailed, Interrupted, OutputConflict, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_experiment
-from lsdflow_contract.hashing import hash_of_file
 from lsdflow_launch.chain import STOPPED, Chain
 from lsdflow_launch.commands import Call, run_stage
 from lsdflow_launch.images.container import ContainerOptions, Containers, sif_folder
 from lsdflow_launch.sweep.experiments import link_stages
 from lsdflow_launch.sweep.folder import PlannedNode, PlannedRun, SweepFolder, open_stages
-from lsdflow_launch.sweep.result import AtWorkElsewhere, claimed, last_error, read_result, write_result
+from lsdflow_launch.sweep.result import AtWorkElsewhere, claimed, result_of
 
 LOG = logging.getLogger("lsdflow.sweep")
+# The first stage that failed and its exit code; ("", 0): none.
+Failure = tuple[str, int]
 Outcome = Literal["done", "failed", "at work elsewhere", "waits"]
 POLL_SECONDS = 5.0
 BACKENDS = ("local", "container")
@@ -57,7 +58,7 @@ class SweepRunner:
     sweep: SweepFolder
     caller: Call
     wait: Callable[[float], None] = time.sleep
-    _failed: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    _failed: dict[Path, Failure] = field(default_factory=dict)
 
     def run_all(self, runs: Sequence[PlannedRun]) -> dict[str, Outcome]:
         """Run all; return the outcome of each run by name. Raises Interrupted (75) when a stage was stopped."""
@@ -76,51 +77,46 @@ class SweepRunner:
         return outcomes
 
     def _run(self, run: PlannedRun) -> Outcome:
-        result_path, folder = self.sweep.result_path(run), self.sweep.run_folder(run)
-        result = read_result(result_path)
-        if result and result.status == "done" and result.experiment_hash == hash_of_file(folder / "experiment.toml"):
+        folder, result = self.sweep.run_folder(run), result_of(self.sweep, run)
+        if result is not None and result.status == "done":
             LOG.info("%s: done already", run.name)
             return "done"
-        before = self._shared(run)
-        if before is None:
+        failure = self._shared(run)
+        if failure is None:
             return "waits"
         try:
             with claimed(folder):
-                own = load_experiment(folder)
-                ended = before if before["exit_code"] else self._make(own, run.nodes[-1])
-                shared = tuple(stage for node in run.nodes[:-1] for stage in node.stages)
-                result = write_result(result_path, own, run.at, ended, shared)
+                stage, code = failure if failure[1] else self._make(load_experiment(folder), run.nodes[-1])
         except AtWorkElsewhere as error:
             LOG.warning("%s: skipped, at work elsewhere: %s", run.name, error.found)
             return "at work elsewhere"
-        LOG.info("%s: %s", run.name, "done" if result.status == "done" else f"failed in {result.failed_stage}")
-        return result.status
+        LOG.info("%s: %s", run.name, f"failed in {stage}" if code else "done")
+        return "failed" if code else "done"
 
-    def _shared(self, run: PlannedRun) -> dict[str, Any] | None:
-        """Run and link the shared stages of a run; return how they ended, None while another process computes one."""
+    def _shared(self, run: PlannedRun) -> Failure | None:
+        """Run and link the shared stages of a run; return how they failed, None while another process computes one."""
         for node, after, earlier in run.links():
             folder = self.sweep.folder(node)
             experiment = load_experiment(folder)
             if folder not in self._failed and open_stages(experiment, node):
                 try:
                     with claimed(folder):
-                        ended = self._make(experiment, node)
+                        failure = self._make(experiment, node)
                 except AtWorkElsewhere:
                     return None
-                if ended["exit_code"]:
-                    self._failed[folder] = ended
+                if failure[1]:
+                    self._failed[folder] = failure
             if folder in self._failed:
                 return self._failed[folder]
             link_stages(earlier, folder, self.sweep.folder(after))
-        return _ended(0)
+        return "", 0
 
-    def _make(self, experiment: Experiment, node: PlannedNode) -> dict[str, Any]:
+    def _make(self, experiment: Experiment, node: PlannedNode) -> Failure:
         """Run a folder's own stages. Raises Interrupted (75) if one was stopped."""
-        stages = open_stages(experiment, node)
-        stage, code = Chain(experiment, stages, caller=self.caller).first_failure()
-        if code in STOPPED:
+        failure = Chain(experiment, open_stages(experiment, node), caller=self.caller).first_failure()
+        if failure[1] in STOPPED:
             raise Interrupted("the sweep was stopped", where=experiment.path.parent, fix="run it again to resume")
-        return _ended(code, stage, last_error(experiment, stage)) if code else _ended(0)
+        return failure
 
 
 def prepare_volumes(sweep: SweepFolder, caller: Call) -> int:
@@ -149,7 +145,3 @@ def exit_code_of(outcomes: dict[str, Outcome]) -> int:
     if "failed" in outcomes.values():
         return BlocksFailed.exit_code
     return OutputConflict.exit_code if "at work elsewhere" in outcomes.values() else 0
-
-
-def _ended(code: int, stage: str = "", error: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"exit_code": code, "failed_stage": stage, "error": error or {}}
