@@ -78,6 +78,21 @@ stage_key() {
   printf '%s' "${upper//-/_}"
 }
 
+# toml_text TABLE KEY: the text of a line KEY = "text" under [TABLE] of $EXPERIMENT_FILE; nothing if it is not written so.
+# (The node may have no Python; the image has one, but is not found yet.)
+toml_text() {
+  local line inside=''
+  while IFS= read -r line || [[ -n $line ]]; do
+    if [[ $line =~ ^[[:space:]]*\[ ]]; then
+      inside=''
+      if [[ $line =~ ^[[:space:]]*\[[[:space:]]*"$1"[[:space:]]*\] ]]; then inside=yes; fi
+    elif [[ -n $inside && $line =~ ^[[:space:]]*"$2"[[:space:]]*=[[:space:]]*[\"\']([^\"\']+)[\"\'] ]]; then
+      printf '%s' "${BASH_REMATCH[1]}"
+      return
+    fi
+  done <"$EXPERIMENT_FILE"
+}
+
 # load_modules: `module load` of the words of MODULES. Jobs get no environment of the shell that submitted them, so a shell
 # that lacks the command `module` reads /etc/profile, as a login shell does.
 load_modules() {

@@ -113,6 +113,19 @@ def refused(path: Path) -> StageError:
     return caught.value
 
 
+@pytest.mark.parametrize("key", ["train-lsd.max_iteration", "train-acrlsd.max_iteration"])
+def test_an_axis_of_a_training_that_no_run_needs_is_refused(
+    sweep_file: Callable[[str], Path], base: Path, tmp_path: Path, key: str
+) -> None:
+    file = base / "experiment.toml"
+    (tmp_path / "network").mkdir()
+    file.write_text(f'{file.read_text()}[predict]\ncheckpoint = "../network"\n')
+    path = sweep_file(f"[axes]\n'{key}' = [10, 20]\n")
+    with pytest.raises(ConfigError, match=f"{key} changes nothing"):
+        require_valid(load_sweep(path), ask_here)
+    assert not path.with_suffix("").exists()
+
+
 def test_a_volume_that_is_not_there_is_reported_by_prepare_before_anything_is_written(
     sweep_file: Callable[[str], Path],
 ) -> None:

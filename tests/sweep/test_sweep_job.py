@@ -74,3 +74,25 @@ def test_the_command_is_that_of_the_path_unless_another_is_named(programs: Path)
     job = start(programs, "quick", "0")
     assert job.communicate(timeout=600)[1].count("sweep run quick") == 1
     assert job.returncode == 0
+
+
+def test_the_modules_of_the_base_are_loaded_first_and_one_that_is_missing_ends_the_task(
+    programs: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "grid" / "runs" / "threshold-0.2"
+    run.mkdir(parents=True)
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "BASH_FUNC_module%%": f'() {{ echo "$*" >>{tmp_path}/modules; [[ $2 != missing ]]; }}',
+    }
+    (programs / "lsdflow").write_text("#!/usr/bin/env bash\nexit 0\n")
+    for names, code in (("apptainer cuda", 0), ("missing", 66)):
+        (run / "experiment.toml").write_text(f'[cluster]\nmodules = "{names}"\n')
+        job = subprocess.run(
+            ["bash", str(SCRIPT), str(tmp_path / "grid")], env=environment, capture_output=True, text=True, check=False
+        )
+        assert job.returncode == code, job.stderr
+    assert "module load missing failed" in job.stderr
+    assert (tmp_path / "modules").read_text() == "load apptainer cuda\nload missing\n"

@@ -24,6 +24,7 @@ from lsdflow_contract.experiment import (
 )
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.model import StrictModel
+from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import Ask
 from lsdflow_launch.slurm.table import ClusterTable, cluster_of
@@ -49,6 +50,7 @@ def require_valid(sweep: Sweep, ask: Ask) -> None:
     """
     keys = list(dict.fromkeys(key for axis in sweep.axes for key in axis.keys))
     tables = list(dict.fromkeys(_table_of(key, sweep.path) for key in keys))
+    _refuse_axes_without_effect(sweep, keys)
     schemas = {t: _MODELS[t].model_json_schema(by_alias=True) if t in _MODELS else ask(t, ["schema"]) for t in tables}
     for key in keys:
         _require_key(key, schemas, sweep.path)
@@ -58,6 +60,22 @@ def require_valid(sweep: Sweep, ask: Ask) -> None:
         LOG.error("also: %s", problem.message())
     if problems:
         raise problems[0]
+
+
+def _refuse_axes_without_effect(sweep: Sweep, keys: Sequence[str]) -> None:
+    """Raise ConfigError (78) for an axis of a training that no run needs: its runs would be identical."""
+    if {"experiment.mode", "predict.checkpoint", "predict.lsd_checkpoint"} & {*keys}:
+        return
+    for key in keys:
+        stage = key.partition(".")[0]
+        if stage in TRAININGS and stage not in sweep.base.stages:
+            given = sweep.base.tables.get("predict", {}).get("checkpoint", "")
+            raise ConfigError(
+                f"{key} changes nothing: no run trains with {stage}",
+                where=sweep.path,
+                found=f"mode {sweep.base.common.mode}" + (f", predict.checkpoint = {given}" if given else ""),
+                fix="take this axis out, or change the mode or the checkpoint of the base",
+            )
 
 
 def _table_of(key: str, path: Path) -> str:
