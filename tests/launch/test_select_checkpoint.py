@@ -133,10 +133,13 @@ class StandIn:
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Experiment:
-    """An experiment that has been prepared, with checkpoints 10, 20 and 30."""
+    """An experiment that has been prepared, with checkpoints 10, 20 and 30 in the current training, which is a link."""
     (tmp_path / "experiment.toml").write_text(TABLES)
     loaded = load_experiment(tmp_path)
     leave_manifest(loaded, "prepare")
+    (tmp_path / "results" / STAGE / "0a0a0a0a").mkdir(parents=True)
+    loaded.layout.train_dir(STAGE).parent.mkdir()
+    loaded.layout.train_dir(STAGE).symlink_to(f"../results/{STAGE}/0a0a0a0a")
     for iteration in (10, 20, 30):
         leave_checkpoint(loaded, iteration)
     return loaded
@@ -189,7 +192,7 @@ def test_the_base_has_the_post_processing_of_the_experiment_but_nothing_of_its_t
 ) -> None:
     (experiment.layout.training_volume("a") / "volumes/labels/mask").mkdir(parents=True)
     bundle = leave_checkpoint(experiment, 40)
-    folder = experiment.layout.train_dir(STAGE) / "selection" / "settings" / "base"
+    folder = experiment.layout.train_dir(STAGE).resolve() / "selection" / "settings" / "base"
     folder.mkdir(parents=True)
     (folder / "experiment.toml").write_text(base_text(experiment, REGION, bundle, folder))
     written = load_experiment(folder)
@@ -198,7 +201,7 @@ def test_the_base_has_the_post_processing_of_the_experiment_but_nothing_of_its_t
     assert written.resolve(target["mask"]) == written.resolve(target["truth"]) == written.resolve(target["raw"])
     assert target["roi"] == {"offset": "76, 0, 0 vox", "shape": "20, 40, 50 vox"}
     assert predict["roi"] == {"begin": "6, 5, 0 vox", "shape": "8, 30, 50 vox"}
-    assert written.resolve(predict["checkpoint"]) == bundle_folder(experiment.layout.checkpoints(STAGE), 40)
+    assert written.resolve(predict["checkpoint"]) == bundle_folder(folder.parents[2] / "checkpoints", 40)
     assert predict["outside"] == "zero"
     assert written.tables["watershed"] == {"min_seed_distance_vox": 6}
     assert written.tables["segment"] == {"threshold": "auto", "advice": "truth", "thresholds_step": 0.1}
@@ -214,7 +217,7 @@ def test_an_acrlsd_network_is_scored_behind_the_lsd_network_it_was_trained_with(
     acrlsd = load_experiment(experiment.path, ["experiment.mode=acrlsd"])
     lsds = {i: leave_checkpoint(acrlsd, i, "train-lsd", kind="lsd", outputs={"lsds": 10}) for i in (3, 4)}
     bundle = leave_checkpoint(acrlsd, 40, kind="acrlsd", lsd_bundle_sha256=lsds[3].weights_sha256)
-    folder = acrlsd.layout.train_dir(STAGE) / "selection" / "settings" / "base"
+    folder = acrlsd.layout.train_dir(STAGE).resolve() / "selection" / "settings" / "base"
     text = base_text(acrlsd, REGION, bundle, folder)
     assert "train-lsd/checkpoints/00000003" in text
     assert 'offset = "70, 0, 0 vox"' in text, "the context of both networks"
@@ -385,7 +388,7 @@ def test_two_at_once_and_a_training_without_checkpoints_are_refused(experiment: 
 
     selection_of(experiment, StandIn({10: 1.0, 20: 1.0, 30: 1.0}, before=second), every=30).update()
     assert len(refused) == 1 + len(STAGES_OF_A_RUN)
-    shutil.rmtree(experiment.layout.train_dir(STAGE))
+    experiment.layout.train_dir(STAGE).unlink()
     with pytest.raises(MissingInput, match="no checkpoints"):
         selection.update()
     assert not experiment.layout.train_dir(STAGE).exists()

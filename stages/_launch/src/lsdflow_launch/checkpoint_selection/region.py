@@ -114,7 +114,7 @@ def settings_of(experiment: Experiment, region: Region, prepared: str) -> str:
 
 
 def base_text(experiment: Experiment, region: Region, bundle: Bundle, folder: Path) -> str:
-    """Return the experiment file of the base in `folder`; `bundle`: any of the checkpoints, which are equally large.
+    """Return the experiment file of the base in `folder`, which is no link; `bundle`: one of the checkpoints.
 
     Raises MissingInput (66) if its LSD network is missing.
     """
@@ -125,7 +125,7 @@ def base_text(experiment: Experiment, region: Region, bundle: Bundle, folder: Pa
     begin = region.box.translate((-read.begin_vox[0], -read.begin_vox[1], -read.begin_vox[2])).begin_vox
     tables["predict"] |= {name: os.path.relpath(path, folder) for name, path in networks.items()}
     tables["predict"]["roi"] = {"begin": _vox(begin), "shape": _vox(region.box.shape_vox)}
-    target = _target(experiment.layout.training_volume(region.volume), folder)
+    target = _target(experiment.layout.training_volume(region.volume).resolve(), folder)
     target["roi"] = {"offset": _vox(read.begin_vox), "shape": _vox(read.shape_vox)}
     common, name = experiment.common, f"{experiment.common.name}-selection"
     written: Tables = {
@@ -139,7 +139,7 @@ def base_text(experiment: Experiment, region: Region, bundle: Bundle, folder: Pa
 
 
 def networks_of(experiment: Experiment, bundle: Bundle) -> dict[str, Path]:
-    """Return the folders of a checkpoint and of the LSD network that it reads, by their keys in [predict].
+    """Return the real folders of a checkpoint and of the LSD network that it reads, by their keys in [predict].
 
     Raises MissingInput (66) if its LSD network is missing.
     """
@@ -147,7 +147,7 @@ def networks_of(experiment: Experiment, bundle: Bundle) -> dict[str, Path]:
     networks = {"checkpoint": bundle_folder(layout.checkpoints(STAGE), bundle.iteration)}
     if experiment.common.mode == "acrlsd":
         networks["lsd_checkpoint"] = _lsd_network(layout.checkpoints("train-lsd"), bundle)
-    return networks
+    return {key: path.resolve() for key, path in networks.items()}
 
 
 def _post_processing(experiment: Experiment) -> Tables:

@@ -95,7 +95,7 @@ def add_selection_verb(app: typer.Typer) -> None:
             if code == 0 and (rows := selection.rows()):
                 best = read_best(experiment.layout.best_checkpoint(STAGE))
                 facts |= {"checkpoints": len(rows), "best": best.model_dump()}
-                text = f"{selection.table}: {len(rows)} checkpoints on {region.words}\n"
+                text = f"{selection.table}: {len(rows)} checkpoints; region {region.words}\n"
                 text += f"best: iteration {best.iteration}, VOI {best.voi:.3f} bits"
             print_answer(facts, text, as_json)
         raise typer.Exit(code)
@@ -128,7 +128,8 @@ class Selection:
         """The folder of the sweep with the current settings: scores of other settings cannot be compared."""
         prepared = read_manifest(self.experiment.layout, "prepare").identity
         settings = settings_of(self.experiment, self.region, prepared)
-        return self.experiment.layout.train_dir(STAGE) / "selection" / settings
+        # The folder of a training is a link, but relative paths in experiment files are counted from real folders.
+        return self.experiment.layout.train_dir(STAGE).resolve() / "selection" / settings
 
     @property
     def table(self) -> Path:
