@@ -2,7 +2,7 @@
 # Submits the stages of an experiment as a chain of jobs; prints every command. `lsdflow submit DIR` calls it.
 #
 #   pipeline.sh EXPERIMENT [--settings FILE] [--from STAGE] [--to STAGE] [--dry-run]
-#   pipeline.sh EXPERIMENT --only-workers STAGE=N [--dry-run]      more workers for a stage that is running
+#   pipeline.sh EXPERIMENT --scale STAGE=N [--dry-run]             more workers for a stage that is running
 #
 # EXPERIMENT is the folder, also as --experiment EXPERIMENT. FILE is one like example.settings.env (default:
 # EXPERIMENT/settings.env); `-` is standard input. What is submitted is copied first: these scripts, the settings and the
@@ -16,14 +16,17 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=slurm_wrappers/_common.sh
 source "$here/_common.sh"
 
-experiment='' settings='' first='' last='' dry='' only=''
+experiment='' settings='' first='' last='' dry='' scale=''
 while (($#)); do
   case $1 in
     --experiment) experiment=${2:?} && shift ;;
     --settings) settings=${2:?} && shift ;;
     --from) first=${2:?} && shift ;;
     --to) last=${2:?} && shift ;;
-    --only-workers) only=${2:?} && shift ;;
+    --scale | --only-workers)
+      if [[ $1 == --only-workers ]]; then say '--only-workers is deprecated and works for this release only; use: --scale STAGE=N'; fi
+      scale=${2:?} && shift
+      ;;
     --dry-run) dry=yes ;;
     -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" && exit ;;
     -*) fail 2 "unknown option $1" '' '' "$0 --help" ;;
@@ -201,7 +204,7 @@ submit() {
 give_up() {
   local stage role id rest code=$BAD_CONFIG
   while IFS=$'\t' read -r stage role id rest; do
-    if [[ -z $only ]]; then scancel "$id" && say "$stage $role: job $id cancelled"; fi
+    if [[ -z $scale ]]; then scancel "$id" && say "$stage $role: job $id cancelled"; fi
   done <"$submission/jobs.tsv"
   if [[ $1 == *'nable to contact'* ]]; then code=$NO_SERVICE; fi
   fail "$code" 'sbatch refused the job' '' "$1" 'correct [cluster] of the experiment file (partitions: sinfo)'
@@ -249,8 +252,8 @@ add_workers() {
   submit_workers "$stage" "${1#*=}" "after:$coordinator" "$coordinator"
 }
 
-if [[ -n $only ]]; then
-  add_workers "$only"
+if [[ -n $scale ]]; then
+  add_workers "$scale"
   exit
 fi
 settings_text='' wanted=() stages=()

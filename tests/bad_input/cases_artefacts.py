@@ -284,7 +284,7 @@ CASES = [
     Case("a stage that is not done yet", lambda lab: None, MISSING, ("manifests/predict.json", "predict run"),
          ("watershed", "run"), "prepare"),
     Case("a place that does not exist", lambda lab: None, 2, ("'lokal'", "local, container, slurm"),
-         ("lsdflow", "run", "--on", "lokal")),
+         ("lsdflow", "run", "--backend", "lokal")),
     Case("the first stage after the last", lambda lab: None, 2, ("segment comes after predict",),
          ("lsdflow", "run", "--from", "segment", "--to", "predict")),
     Case("a second experiment in the same folder", lambda lab: None, OTHERS, ("experiment.toml", "another folder"),

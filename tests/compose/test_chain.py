@@ -1,4 +1,4 @@
-"""The chain by compose and by `run --on container`: the bits of a local run, and nobody in without a password."""
+"""The chain by compose and by `run --backend container`: the bits of a local run, and nobody in without a password."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_stage_that_fails_stops_the_chain_with_its_code(copied: Copied) -> Non
 
 def test_run_on_container_gives_the_bits_of_a_local_run(copied: Copied, reference: Path) -> None:
     folder = copied("container")
-    done = lsdflow("run", folder, "--on", "container", "--engine", "docker", "--set", "compute.runner=serial")
+    done = lsdflow("run", folder, "--backend", "container", "--engine", "docker", "--set", "compute.runner=serial")
     assert done.returncode == 0, done.stderr
     _assert_same_bits(folder, reference)
     image = call("docker", "image", "inspect", "--format", "{{.Id}}", _pin(folder, "watershed")).stdout.strip()
@@ -124,7 +124,7 @@ def impostor() -> Iterator[str]:
 
 
 def _both_ways(folder: Path) -> list[Finished]:
-    return [lsdflow("compose-env", folder), lsdflow("run", folder, "--on", "container", "--engine", "docker")]
+    return [lsdflow("compose-env", folder), lsdflow("run", folder, "--backend", "container", "--engine", "docker")]
 
 
 def _pin(folder: Path, stage: str) -> str:

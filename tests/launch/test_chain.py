@@ -165,8 +165,16 @@ def test_sigterm_is_passed_on_to_the_running_stage(stages: Path, experiment: Pat
 
 
 def test_another_place_to_run_is_refused(stages: Path, experiment: Path) -> None:
-    assert _lsdflow("run", str(experiment), "--on", "moon").returncode == 2
+    assert _lsdflow("run", str(experiment), "--backend", "moon").returncode == 2
     assert _calls(stages) == []
+
+
+@pytest.mark.parametrize("verb", ["run", "plan"])
+def test_the_old_spelling_of_backend_works_with_a_warning(verb: str, stages: Path, experiment: Path) -> None:
+    done = _lsdflow(verb, str(experiment), "--on", "moon")
+    assert done.stderr.count("--on is deprecated and works for this release only; use: --backend moon") == 1
+    assert "unknown backend 'moon'" in done.stderr
+    assert done.returncode == 2
 
 
 def test_a_missing_command_says_what_to_do(experiment: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

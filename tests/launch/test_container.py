@@ -1,4 +1,4 @@
-"""`lsdflow run --on container`: the command lines, what the container sees of the host, and what is refused before."""
+"""`lsdflow run --backend container`: the command lines, what the container sees of the host, and what is refused."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _lsdflow(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _run(experiment: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return _lsdflow("run", str(experiment), "--on", "container", "--engine", "docker", *arguments)
+    return _lsdflow("run", str(experiment), "--backend", "container", "--engine", "docker", *arguments)
 
 
 def _calls(docker: Path) -> list[list[str]]:
@@ -286,7 +286,7 @@ def test_no_image_for_the_report_leaves_the_exit_code_of_the_stage(docker: Path,
 def test_signals_are_passed_on_to_the_container(docker: Path, experiment: Path, number: signal.Signals) -> None:
     (docker / "sleep").touch()
     program = "from lsdflow_launch.cli import main; main()"
-    arguments = ["run", str(experiment), "--on", "container", "--engine", "docker"]
+    arguments = ["run", str(experiment), "--backend", "container", "--engine", "docker"]
     child = subprocess.Popen([sys.executable, "-c", program, *arguments])
     deadline = time.monotonic() + 600
     while not _called(docker) and time.monotonic() < deadline:
@@ -296,8 +296,8 @@ def test_signals_are_passed_on_to_the_container(docker: Path, experiment: Path, 
 
 
 def test_an_unknown_engine_or_place_is_a_usage_error(docker: Path, experiment: Path) -> None:
-    assert _lsdflow("run", str(experiment), "--on", "container", "--engine", "dokcer").returncode == 2
-    assert _lsdflow("run", str(experiment), "--on", "containers").returncode == 2
+    assert _lsdflow("run", str(experiment), "--backend", "container", "--engine", "dokcer").returncode == 2
+    assert _lsdflow("run", str(experiment), "--backend", "containers").returncode == 2
     assert not _called(docker)
 
 
@@ -344,7 +344,7 @@ def test_two_sifs_of_a_version_want_a_digest_in_the_pin(apptainer: Path, experim
 
 
 def _run_sif(experiment: Path, sifs: Path) -> subprocess.CompletedProcess[str]:
-    options = ["--on", "container", "--engine", "apptainer", "--images", str(sifs), "--to", "prepare"]
+    options = ["--backend", "container", "--engine", "apptainer", "--images", str(sifs), "--to", "prepare"]
     return _lsdflow("run", str(experiment), *options)
 
 
@@ -352,6 +352,6 @@ def test_a_sif_that_is_not_there_or_no_folder_says_what_to_do(apptainer: Path, e
     done = _run_sif(experiment, apptainer)
     assert done.returncode == 66
     assert "make sif STAGE=prepare" in done.stderr
-    done = _lsdflow("run", str(experiment), "--on", "container", "--engine", "singularity")
+    done = _lsdflow("run", str(experiment), "--backend", "container", "--engine", "singularity")
     assert done.returncode == 78
     assert "--images" in done.stderr

@@ -73,7 +73,7 @@ def test_the_options_of_the_run_are_repeated(experiment: Path, code: int) -> Non
     options = RunOptions(
         "container", "predict", "segment", containers=ContainerOptions("podman", Path("my sifs"), "none")
     )
-    wanted = "--on container --from predict --to segment --engine podman --images 'my sifs' --network none"
+    wanted = "--backend container --from predict --to segment --engine podman --images 'my sifs' --network none"
     assert last_run_of(experiment, code, options) == shlex.split(f"{wanted} --set compute.workers=3")
 
 

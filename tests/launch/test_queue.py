@@ -1,4 +1,4 @@
-"""Jobs of a submission: what `lsdflow status` joins, `run --on slurm` follows, `submit` and `cancel` refuse.
+"""Jobs of a submission: what `lsdflow status` joins, `run --backend slurm` follows, `submit` and `cancel` refuse.
 
 squeue, sacct and scancel are stand-ins that answer from files: tests/cluster asks the real ones.
 """
@@ -188,6 +188,27 @@ def test_a_second_submit_is_refused_while_jobs_wait(queue: Queue) -> None:
     assert queue.calls("sbatch") == []
 
 
+@pytest.mark.parametrize("old", [False, True])
+def test_workers_are_added_to_stages_that_are_running(queue: Queue, old: bool) -> None:
+    queue.answer("squeue", "RUNNING\n")
+    queue.answer("sbatch", "99\n")
+    words = ("predict=2", "watershed=3")
+    options = [word for pair in words for word in ("--workers", pair)]
+    verb = ["submit", queue.experiment, "--only-workers", *options] if old else ["scale", queue.experiment, *words]
+    done = queue.lsdflow(*verb)
+    assert done.returncode == 0, done.stderr
+    arrays = [word for call in queue.calls("sbatch") for word in call if word.startswith(("--array", "--dependency"))]
+    assert arrays == ["--dependency=after:11", "--array=0-1", "--dependency=after:14", "--array=0-2"]
+    assert done.stderr.count(f"use: lsdflow scale {queue.experiment} predict=2 watershed=3") == old
+
+
+def test_scale_without_a_stage_is_refused(queue: Queue) -> None:
+    assert queue.lsdflow("scale", queue.experiment).returncode == 2
+    assert queue.lsdflow("submit", queue.experiment, "--only-workers").returncode == 2
+    assert queue.lsdflow("scale", queue.experiment, "predict=none").returncode == 2
+    assert queue.calls("sbatch") == []
+
+
 def test_cancel_ends_the_last_jobs_first_and_nobody_elses(queue: Queue) -> None:
     queue.rows(
         ("11", "RUNNING", "None", "n1", 0, 0),
@@ -208,7 +229,7 @@ def test_run_on_slurm_follows_what_is_in_the_queue_and_ends_with_the_code_of_the
     often = "from lsdflow_launch.slurm import follow; follow.PROGRESS_EVERY_S = 0"
     command = [sys.executable, "-c", f"{often}; from lsdflow_launch.cli import main; main()"]
     child = subprocess.Popen(
-        [*command, "run", str(queue.experiment), "--on", "slurm"], stderr=subprocess.PIPE, text=True
+        [*command, "run", str(queue.experiment), "--backend", "slurm"], stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 600
     while len(queue.calls("squeue")) < 2 and time.monotonic() < deadline:
@@ -226,7 +247,7 @@ def test_run_on_slurm_submits_nothing_that_has_problems(queue: Queue) -> None:
     queue.rows()
     problem = {"what": "no such volume", "exit_code": 66, "where": "/far/away.zarr", "fix": "repair it"}
     queue.answer("validate-prepare", json.dumps([problem]))
-    done = queue.lsdflow("run", queue.experiment, "--on", "slurm")
+    done = queue.lsdflow("run", queue.experiment, "--backend", "slurm")
     assert done.returncode == 66
     assert "no such volume" in done.stderr
     assert queue.calls("sbatch") == []

@@ -44,7 +44,7 @@ def test_the_task_runs_its_part_in_images_and_returns_the_code_of_lsdflow(progra
         job = start(programs, str(programs / "lsdflow"), "quick", str(code))
         job.communicate(timeout=600)
         assert job.returncode == code
-    words = "sweep run quick --array --on container --engine singularity 79"
+    words = "sweep run quick --array --backend container --engine singularity 79"
     assert (programs / "lsdflow.called").read_text() == words
     assert not (programs / "scontrol.called").exists()
 

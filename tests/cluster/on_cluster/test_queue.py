@@ -36,7 +36,7 @@ def test_workers_can_be_added_while_a_stage_runs(desk: Desk, copied: Copied) -> 
     folder = copied("added", predict=MANY_BLOCKS, cluster={"predict": {"workers": 1}})
     submission = desk.submit(folder, "--from", "predict", "--to", "predict")
     submission.wait_for_blocks("predict", 1)
-    desk.cluster.run(desk.lsdflow, "submit", folder, "--only-workers", "--workers", "predict=2")
+    desk.cluster.run(desk.lsdflow, "scale", folder, "predict=2")
     first, added = [number for stage, role, number in submission.rows() if (stage, role) == ("predict", "workers")]
     desk.cluster.run("scancel", first)
     submission.assert_completed(seconds=1200)

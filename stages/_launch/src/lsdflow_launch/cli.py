@@ -37,7 +37,7 @@ DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
 VERBS = (
     *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "repair", "doctor"),
     *("results", "use", "clean", "migrate"),
-    *("submit", "cancel", "select-checkpoint", "trace", "schema", "compose-env", "cite"),
+    *("submit", "scale", "cancel", "select-checkpoint", "trace", "schema", "compose-env", "cite"),
 )
 app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))
 

@@ -22,7 +22,19 @@ from lsdflow_launch.chain import LAST, Chain, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.container import ContainerOptions, Containers, choose_ask
 from lsdflow_launch.init.template import require_known_keys
-from lsdflow_launch.options import Debug, Engine, First, Folder, Images, Json, Last, Network, Set
+from lsdflow_launch.options import (
+    Debug,
+    Engine,
+    First,
+    Folder,
+    Images,
+    Json,
+    Last,
+    Network,
+    OldBackend,
+    Set,
+    chosen_backend,
+)
 from lsdflow_launch.output import next_line, print_answer, print_scores, result_facts, stdout_for_json
 from lsdflow_launch.preflight import EXPERIMENT, Scope, print_problems, problems_of
 from lsdflow_launch.report import refreshed_report
@@ -118,7 +130,7 @@ class RunOptions:
         """Return the options as typed on the command line, without defaults."""
         containers = self.containers
         given = {
-            "--on": self.backend if self.backend != "local" else None,
+            "--backend": self.backend if self.backend != "local" else None,
             "--from": self.first if self.first != STAGES[0] else None,
             "--to": self.last if self.last != STAGES[-1] else None,
             "--engine": containers.engine,
@@ -162,13 +174,14 @@ def add_run_verb(app: typer.Typer) -> None:
     @app.command()
     def run(
         folder: Folder,
-        on: Annotated[
+        backend: Annotated[
             str, typer.Option(help="where to run: local, container or slurm", autocompletion=one_of(BACKENDS))
         ] = "local",
         first: First = STAGES[0],
         last: Last = STAGES[-1],
         override: Set = None,
         replace: OldReplaceOption = False,
+        on: OldBackend = None,
         engine: Engine = None,
         images: Images = None,
         network: Network = None,
@@ -178,21 +191,22 @@ def add_run_verb(app: typer.Typer) -> None:
         """Check all stages, then run them in order; finished ones are skipped, an interrupted one is resumed."""
         del replace
         with exit_codes(debug, as_json):
+            backend = chosen_backend(backend, on)
             experiment = load_experiment(folder, override or [])
-            if on == "local":
+            if backend == "local":
                 require_known_keys(experiment)
             stages = stages_of(experiment, first, last)
             containers = ContainerOptions(engine, images, network)
             with stdout_for_json(as_json):
-                ended = _first_problem(experiment, stages, on)
+                ended = _first_problem(experiment, stages, backend)
                 if ended.error is not None:
                     code = int(ended.error["exit_code"])
                 else:
-                    before = None if on == "slurm" else runs_of(experiment, stages)
-                    code = run_on(on, experiment, first, last, containers)
+                    before = None if backend == "slurm" else runs_of(experiment, stages)
+                    code = run_on(backend, experiment, first, last, containers)
                     ended = ending_of(experiment, stages, code, before)
             scored = code == 0 and LAST in stages
-            steps = next_steps(experiment, code, RunOptions(on, first, last, containers))
+            steps = next_steps(experiment, code, RunOptions(backend, first, last, containers))
             if as_json:
                 why = {"stage": ended.stage or None, "error": ended.error, "next": steps}
                 typer.echo(json.dumps({**result_facts(experiment, code, scored=scored), **why}))
@@ -202,11 +216,11 @@ def add_run_verb(app: typer.Typer) -> None:
         raise typer.Exit(code)
 
 
-def _first_problem(experiment: Experiment, stages: Sequence[str], on: str) -> Ending:
+def _first_problem(experiment: Experiment, stages: Sequence[str], backend: str) -> Ending:
     """Check all `stages` before the first one runs, and print every problem; return the first with its stage."""
-    ask = choose_ask(experiment) if on == "slurm" else ask_stage
-    scope = Scope(tuple(stages), in_images=on == "slurm" and ask is ask_stage, on_cluster=on == "slurm")
-    all_found = problems_of(experiment, ask, scope) if on in ("local", "slurm") else {}
+    ask = choose_ask(experiment) if backend == "slurm" else ask_stage
+    scope = Scope(tuple(stages), in_images=backend == "slurm" and ask is ask_stage, on_cluster=backend == "slurm")
+    all_found = problems_of(experiment, ask, scope) if backend in ("local", "slurm") else {}
     found = {stage: problems for stage, problems in all_found.items() if stage in (*stages, EXPERIMENT)}
     print_problems(found)
     return next((Ending(stage, problems[0]) for stage, problems in found.items() if problems), Ending())

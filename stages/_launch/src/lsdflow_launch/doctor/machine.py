@@ -147,7 +147,7 @@ def container_findings() -> Iterator[Finding]:
     here = {name: answer for name, answer in answers.items() if answer.here}
     yield from (_engine_finding(name, answer) for name, answer in here.items())
     if not here:
-        yield ok("containers", "no docker, podman or apptainer: needed for --on container, compose and clusters only")
+        yield ok("containers", "no docker, podman or apptainer: needed only for --backend container, compose, clusters")
 
 
 def _engine_finding(name: str, answer: Answer) -> Finding:

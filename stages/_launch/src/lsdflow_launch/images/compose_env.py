@@ -91,7 +91,7 @@ def _checked_digest(engine: DockerLike, stage: str, pin: Pin) -> str:
         return pin.digest
     require_image(stage, pin, image)
     if pin.digest and not engine.knows(str(pin)):
-        fix = f"publish the image, or leave the digest out of {pin.key}, or: lsdflow run --on container"
+        fix = f"publish the image, or leave the digest out of {pin.key}, or: lsdflow run --backend container"
         raise ConfigError(
             "compose finds an image by a registry's digest only",
             where=pin.key,
@@ -110,7 +110,7 @@ def _folder_of_inputs(experiment: Experiment) -> Path | None:
         return None
     common = Path(os.path.commonpath([path if path.is_dir() else path.parent for path in paths]))
     if common == Path("/"):
-        fix = "put them (or links to them) below one folder, or: lsdflow run --on container"
+        fix = "put them (or links to them) below one folder, or: lsdflow run --backend container"
         raise ConfigError("the inputs are all over the machine", found=", ".join(map(str, paths)), fix=fix)
     return common
 

@@ -1,4 +1,4 @@
-"""`lsdflow run --on container`: runs each stage in its pinned image, after that image was checked against the pin."""
+"""`lsdflow run --backend container`: runs each stage in its pinned image, after a check against the pin."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ENGINE_FAILED = 125
 
 @dataclass(frozen=True)
 class ContainerOptions:
-    """Options of `--on container`: engine, folder of SIFs, network of the database; None = chosen automatically."""
+    """Options of `--backend container`: engine, folder of SIFs, network of the database; None = automatic."""
 
     engine: str | None = None
     sifs: Path | None = None

@@ -279,7 +279,7 @@ def engine_named(name: str | None, sif_folder: Path | None) -> Engine:
                 return _engine(program, sif_folder)
     wanted_name = name or ", ".join(ENGINES)
     raise MissingInput(
-        "nothing here runs containers", wanted=wanted_name, fix="install one, or: lsdflow run --on local"
+        "nothing here runs containers", wanted=wanted_name, fix="install one, or: lsdflow run --backend local"
     )
 
 
@@ -287,7 +287,7 @@ def _engine(program: str, sif_folder: Path | None) -> Engine:
     if program in ("docker", "podman"):
         return DockerLike(program)
     if sif_folder is None:
-        fix = "lsdflow run DIR --on container --images FOLDER, or images = FOLDER in [cluster]"
+        fix = "lsdflow run DIR --backend container --images FOLDER, or images = FOLDER in [cluster]"
         raise ConfigError(f"{program} needs the folder of the SIFs", fix=fix)
     return Apptainer(program, sif_folder)
 

@@ -17,7 +17,7 @@ from lsdflow_contract.geometry import Vox3
 from lsdflow_launch.chain import BLOCK_STAGES
 from lsdflow_launch.descriptions import plans_of
 from lsdflow_launch.images.container import choose_ask
-from lsdflow_launch.options import Debug, Folder, Json, Set
+from lsdflow_launch.options import Debug, Folder, Json, OldBackend, Set, chosen_backend
 from lsdflow_launch.output import count, duration, hours, money, plain_console, size
 from lsdflow_launch.planning.evidence import RECORDED_RUN, Quantity, origin_of_recorded_run, record_of
 from lsdflow_launch.planning.plan import HOURS, Plan, PlanOptions, make_plan
@@ -71,9 +71,10 @@ def add_plan_verb(app: typer.Typer) -> None:
             str, typer.Option(help="plan for a target of this shape instead: voxels z,y,x, such as 10000,10000,10000")
         ] = "",
         workers: Annotated[int, typer.Option(min=0, help="workers of every stage (default: as configured)")] = 0,
-        on: Annotated[
+        backend: Annotated[
             str, typer.Option(help="local or slurm (default: slurm if experiment.toml has a cluster table)")
         ] = "",
+        on: OldBackend = None,
         compared: Annotated[
             bool, typer.Option("--compare", help="compare the last plan with what was measured")
         ] = False,
@@ -84,12 +85,14 @@ def add_plan_verb(app: typer.Typer) -> None:
         """Estimate disk, files, memory, hours and cost of a run from measured blocks; writes DIR/plan.json."""
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, [*(override or []), *_worker_settings(folder, workers)])
-            if on not in ON_SLURM:
-                raise UsageError(f"unknown backend {on!r}", wanted="local or slurm", fix=nearest(on, list(ON_SLURM)))
+            backend = chosen_backend(backend, on)
+            if backend not in ON_SLURM:
+                fix = nearest(backend, list(ON_SLURM))
+                raise UsageError(f"unknown backend {backend!r}", wanted="local or slurm", fix=fix)
             if compared:
                 _compare(experiment, as_json)
                 return
-            options = PlanOptions(measure, like, prices, ON_SLURM[on], _shape_of(volume_shape))
+            options = PlanOptions(measure, like, prices, ON_SLURM[backend], _shape_of(volume_shape))
             estimated = make_plan(experiment, options, choose_ask(experiment))
             _show(experiment, estimated, as_json, store=options.volume_shape is None)
             certain = [warn for warn in estimated.warnings if warn.certain]

@@ -1,4 +1,4 @@
-"""`lsdflow run --on slurm`: submits the jobs, then report their states until the chain has ended."""
+"""`lsdflow run --backend slurm`: submits the jobs, then report their states until the chain has ended."""
 
 from __future__ import annotations
 

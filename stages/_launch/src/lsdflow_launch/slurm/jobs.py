@@ -150,7 +150,7 @@ def refuse_if_queued(experiment: Experiment) -> None:
         raise OutputConflict(
             "this experiment's jobs are in the queue",
             found=", ".join(f"{job.stage} {job.role} {job.job}" for job in found[:4]),
-            fix="lsdflow status; to start again: lsdflow cancel; more workers: lsdflow submit --only-workers",
+            fix="lsdflow status; to start again: lsdflow cancel; more workers: lsdflow scale DIR STAGE=N",
         )
 
 

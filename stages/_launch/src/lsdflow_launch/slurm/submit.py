@@ -1,4 +1,4 @@
-"""`lsdflow submit`: writes the settings of the cluster wrappers from the experiment file, and runs pipeline.sh.
+"""`lsdflow submit` writes the settings of the cluster wrappers and runs pipeline.sh; `lsdflow scale` adds workers.
 
 The wrappers (slurm_wrappers/) submit the jobs. They read the settings from standard input, so a user without lsdflow
 can do the same with a file.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -25,7 +26,7 @@ from lsdflow_launch.chain import BLOCK_STAGES, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.images.engines import mounts_of, uri_file_of
-from lsdflow_launch.options import Debug, First, Folder, Json, Last, Set
+from lsdflow_launch.options import Debug, First, Folder, Json, Last, Set, warn_of_old_spelling
 from lsdflow_launch.output import next_line, print_answer, stdout_for_json
 from lsdflow_launch.preflight import Scope, show_problems
 from lsdflow_launch.slurm.jobs import cancel_submission, newest_submission, refuse_if_queued, submitted_jobs
@@ -39,6 +40,11 @@ WORKERS, OF_STAGES = (
     one_of([f"{stage}=" for stage in BLOCK_STAGES]),
 )
 Workers = Annotated[list[str] | None, typer.Option(help=WORKERS, autocompletion=OF_STAGES)]
+MoreWorkers = Annotated[
+    list[str],
+    typer.Argument(help="STAGE=N: number of worker jobs to add", metavar="STAGE=N", autocompletion=OF_STAGES),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show the sbatch commands; submit and write nothing")]
 
 
 def wrappers_folder() -> Path:
@@ -109,7 +115,7 @@ def submit_chain(experiment: Experiment, first: str, last: str, *, dry_run: bool
 
 def add_workers(experiment: Experiment, stage: str, count: int, *, dry_run: bool = False) -> int:
     """Add workers to a stage whose coordinator is in the queue. Returns the exit code of pipeline.sh."""
-    return _pipeline(experiment, ["--only-workers", f"{stage}={count}"], "", dry_run)
+    return _pipeline(experiment, ["--scale", f"{stage}={count}"], "", dry_run)
 
 
 def _pipeline(experiment: Experiment, options: Sequence[str], settings: str, dry_run: bool) -> int:
@@ -121,7 +127,7 @@ def _pipeline(experiment: Experiment, options: Sequence[str], settings: str, dry
 
 
 def add_cluster_verbs(app: typer.Typer) -> None:
-    """Register `submit` and `cancel`."""
+    """Register `submit`, `scale` and `cancel`."""
 
     @app.command()
     def submit(
@@ -130,38 +136,44 @@ def add_cluster_verbs(app: typer.Typer) -> None:
         last: Last = STAGES[-1],
         override: Set = None,
         workers: Workers = None,
-        only_workers: Annotated[
-            bool,
-            typer.Option(
-                "--only-workers", help="submit no stages: add the workers of --workers to stages that are running"
-            ),
-        ] = False,
+        only_workers: Annotated[bool, typer.Option("--only-workers", hidden=True)] = False,
         replace: OldReplaceOption = False,
-        dry_run: Annotated[
-            bool, typer.Option("--dry-run", help="show the sbatch commands; submit and write nothing")
-        ] = False,
+        dry_run: DryRun = False,
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
         """Submit all stages to SLURM as jobs that wait for each other; shows every command."""
         del replace
+        if only_workers:
+            command = shlex.join(["lsdflow", "scale", str(folder), *(workers or ["STAGE=N"])])
+            warn_of_old_spelling("submit --only-workers", command)
+            scale(folder, workers or [], dry_run, as_json, debug)
         with exit_codes(debug, as_json), stdout_for_json(as_json):
-            wanted = dict(_workers_of(text) for text in workers or ())
-            more = [f"cluster.{stage}.workers={count}" for stage, count in wanted.items()]
+            counts = dict(_workers_of(text) for text in workers or ())
+            more = [f"cluster.{stage}.workers={count}" for stage, count in counts.items()]
             experiment = load_experiment(folder, [*(override or []), *more])
-            if only_workers:
-                if not wanted:
-                    raise UsageError("--only-workers needs --workers STAGE=N")
-                code = max(add_workers(experiment, s, n, dry_run=dry_run) for s, n in wanted.items())
-            else:
-                cluster_of(experiment)
-                if not dry_run:
-                    refuse_if_queued(experiment)
-                ask = choose_ask(experiment)
-                stages = stages_of(experiment, first, last)
-                scope = Scope(stages, in_images=ask is ask_stage, on_cluster=not dry_run)
-                show_problems(experiment, as_json=False, ask=ask, scope=scope)
-                code = submit_chain(experiment, first, last, dry_run=dry_run)
+            cluster_of(experiment)
+            if not dry_run:
+                refuse_if_queued(experiment)
+            ask = choose_ask(experiment)
+            stages = stages_of(experiment, first, last)
+            scope = Scope(stages, in_images=ask is ask_stage, on_cluster=not dry_run)
+            show_problems(experiment, as_json=False, ask=ask, scope=scope)
+            code = submit_chain(experiment, first, last, dry_run=dry_run)
+        _print_submission(experiment, code, dry_run, as_json)
+        raise typer.Exit(code)
+
+    @app.command()
+    def scale(
+        folder: Folder, workers: MoreWorkers, dry_run: DryRun = False, as_json: Json = False, debug: Debug = False
+    ) -> NoReturn:
+        """Submit more worker jobs for stages that are running."""
+        with exit_codes(debug, as_json), stdout_for_json(as_json):
+            counts = dict(_workers_of(text) for text in workers)
+            if not counts:  # only from `submit --only-workers`
+                raise UsageError("no STAGE=N is given", fix="lsdflow scale DIR STAGE=N")
+            experiment = load_experiment(folder)
+            code = max(add_workers(experiment, stage, count, dry_run=dry_run) for stage, count in counts.items())
         _print_submission(experiment, code, dry_run, as_json)
         raise typer.Exit(code)
 
