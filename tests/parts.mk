@@ -152,7 +152,7 @@ TESTS_OF_metrics := \
 TESTS_OF_descriptors := tests/stages/agglomerate/test_lsd_affinities.py tests/stages/evaluate/test_lsd_error.py
 TESTS_OF_launch := \
   tests/launch/test_chain.py \
-  tests/launch/test_check_checkpoints.py \
+  tests/launch/test_select_checkpoint.py \
   tests/launch/test_cluster_table.py \
   tests/launch/test_completion.py \
   tests/launch/test_compose.py \

@@ -151,5 +151,5 @@ def test_the_command_asks_the_training_for_the_region_and_computes_nothing_twice
     assert done.returncode == 0, done.stderr
     assert "best: iteration 10" in done.stdout
     assert f"held out: a z[{SHAPE_VOX[0] - HELD_OUT}:{SHAPE_VOX[0]}]" in done.stdout
-    assert "check-checkpoints is now called select-checkpoint" in done.stderr
+    assert "check-checkpoints is deprecated and works for this release only; use: select-checkpoint" in done.stderr
     assert table.stat().st_mtime_ns == before

@@ -54,7 +54,7 @@ from lsdflow_launch.checkpoint_selection.region import (
     settings_of,
 )
 from lsdflow_launch.commands import Call, ask_stage, run_stage
-from lsdflow_launch.options import Debug, Folder, Json, Set
+from lsdflow_launch.options import Debug, Folder, Json, Set, warn_of_old_spelling
 from lsdflow_launch.output import print_answer, stdout_for_json
 from lsdflow_launch.sweep.file import Sweep
 from lsdflow_launch.sweep.folder import RUNS, SweepFolder, open_sweep, write_folders
@@ -103,7 +103,7 @@ def add_selection_verb(app: typer.Typer) -> None:
     @functools.wraps(select_checkpoint)
     def check_checkpoints(**values: Any) -> None:
         """The old name."""
-        LOG.warning("check-checkpoints is now called select-checkpoint")
+        warn_of_old_spelling("check-checkpoints", "select-checkpoint")
         select_checkpoint(**values)
 
     app.command(name="select-checkpoint")(select_checkpoint)

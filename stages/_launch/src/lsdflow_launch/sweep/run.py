@@ -32,10 +32,10 @@ BACKENDS = ("local", "container")
 
 
 def caller_at(backend: str, sweep: SweepFolder, containers: ContainerOptions) -> Call:
-    """Return the function that runs a stage, as a command or in its image. UsageError (2) for an unknown place."""
+    """Return the function that runs a stage, as a command or in its image. UsageError (2) for an unknown backend."""
     if backend not in BACKENDS:
         raise UsageError(
-            f"no place {backend!r} to run", wanted=", ".join(BACKENDS), fix=did_you_mean(backend, BACKENDS)
+            f"unknown backend {backend!r}", wanted=", ".join(BACKENDS), fix=did_you_mean(backend, BACKENDS)
         )
     if backend == "local":
         return run_stage
