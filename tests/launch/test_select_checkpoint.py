@@ -364,7 +364,8 @@ def test_follow_waits_for_new_checkpoints_and_ends_with_the_training(tmp_path: P
     seen: list[list[int]] = []
 
     def train_on(_seconds: float) -> None:
-        """What the training elsewhere does at the same time."""
+        """What the training elsewhere does at the same time; it makes its folder itself."""
+        assert experiment.layout.train_dir(STAGE).exists() == bool(seen)
         seen.append(list(caller.checked))
         leave_checkpoint(experiment, 10 * len(seen))
         if len(seen) == 3:

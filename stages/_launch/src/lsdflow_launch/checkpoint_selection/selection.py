@@ -164,7 +164,8 @@ class Selection:
         return sorted((row for row in rows if "voi" in row.scores), key=_iteration)
 
     def _lock(self) -> contextlib.AbstractContextManager[None]:
-        return one_at_a_time(self.experiment.layout.train_dir(STAGE) / ".selection.lock", "select-checkpoint")
+        # Not in the folder of the training, which may not exist yet: the training makes it a link.
+        return one_at_a_time(self.experiment.layout.stage_runs(STAGE) / "selection.lock", "select-checkpoint")
 
     def _update(self, last: bool) -> int:
         self._require_checkpoints()
