@@ -36,8 +36,8 @@ def pipeline_rows(
         for pipeline in ("gunpowder", "gpu"):
             options = {**network, "pipeline": pipeline, "num_workers": max(1, available_cores() - 2)}
             training = prepared(folder, kind, options, frozen)
-            training = replace(training, recipe=replace(training.recipe, device=device))
-            named = (f"{kind}, pipeline {pipeline}", f"raw {training.recipe.shapes.raw_vox[0]}")
+            training = replace(training, settings=replace(training.settings, device=device))
+            named = (f"{kind}, pipeline {pipeline}", f"raw {training.settings.shapes.raw_vox[0]}")
             rate, _ = measured(training, folder, frozen, rounds, train=False)
             yield *named, f"{rate:.3g} patches/s", ""
             rate, idle = measured(training, folder, frozen, rounds, train=True)
@@ -98,9 +98,9 @@ def measured(training: Prepared, folder: Path, lsd: Any, rounds: int, train: boo
     from lsdflow_training.trainer import Trainer
 
     compile_everything()
-    made = Trainer(training.recipe, training.sources, folder / "run", training.key, lsd)
+    made = Trainer(training.settings, training.sources, folder / "run", training.key, lsd)
     waited = begin = 0.0
-    with make_stream(made.keys, training.recipe, training.sources, BatchNumbers(1, 1), NodeTimes()) as stream:
+    with make_stream(made.keys, training.settings, training.sources, BatchNumbers(1, 1), NodeTimes()) as stream:
         for number in range(WARM_UP + rounds):
             if number == WARM_UP:
                 finish(made.device)

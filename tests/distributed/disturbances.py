@@ -46,8 +46,8 @@ def see_nan() -> None:
 def drift() -> None:
     optimizer = trainer.make_optimizer
 
-    def drifting(recipe, network):
-        made = optimizer(recipe, network)
+    def drifting(settings, network):
+        made = optimizer(settings, network)
         made.register_step_post_hook(lambda *_: network.heads["affs"].bias.data.add_(1e-7))
         return made
 

@@ -13,17 +13,17 @@ def work(rank: int, addresses: tuple[str, ...], parts: dict[str, Any], rate: flo
     from lsdflow_tensorflow.cluster import Cluster
     from lsdflow_tensorflow.engine import Engine, make_strategy, start_tensorflow
 
-    recipe, patches = parts["recipe"], parts["patches"]
+    settings, patches = parts["settings"], parts["patches"]
     start_tensorflow(1, "cpu")
     strategy = make_strategy(Cluster(addresses, rank), ["CPU:0"])
-    engine = Engine(recipe, strategy, parts["trained"], parts["optimizer"])
+    engine = Engine(settings, strategy, parts["trained"], parts["optimizer"])
     own = patches[rank :: len(addresses)]
     chief, last = rank == 0, rank == len(addresses) - 1
     steps = [
         engine.step([patch], n, rate if chief else 0.5, stop=last and n == len(own)) for n, patch in enumerate(own, 1)
     ]
     engine.wait_for_all()
-    given = UNet(recipe.unet, recipe.outputs)
+    given = UNet(settings.unet, settings.outputs)
     engine.export(given, torch.optim.Adam(given.parameters()))
     weights = {name: value.numpy() for name, value in given.state_dict().items()}
     answers.put((rank, [(s.losses, s.learning_rate, s.stop) for s in steps], weights))

@@ -41,7 +41,7 @@ def prepared(tmp_path: Path) -> Callable[..., Any]:
 class Torch:
     """A micro network of torch with its optimizer, as the torch trainer makes them, and some patches."""
 
-    recipe: Any
+    settings: Any
     trained: Any
     network: Any
     optimizer: Any
@@ -54,7 +54,7 @@ class Torch:
         from lsdflow_tensorflow.engine import Engine, make_strategy
 
         strategy = strategy or make_strategy(Cluster(), ["CPU:0"])
-        return Engine(self.recipe, strategy, self.trained, self.optimizer, self.lsd)
+        return Engine(self.settings, strategy, self.trained, self.optimizer, self.lsd)
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def torch_side(prepared) -> Callable[..., Torch]:
 
         torch.manual_seed(3)
         lsd = _untrained_lsd() if kind == "acrlsd" else None
-        recipe = prepared(kind, lsd.bundle if lsd else None, **options).recipe
-        trained = UNet(recipe.unet, recipe.outputs)
-        network = AcrLsd(lsd.network, lsd.bundle.unet, trained, recipe.unet) if lsd else trained
-        optimizer = torch.optim.Adam(trained.parameters(), lr=1e-3, betas=recipe.schedules.betas)
-        return Torch(recipe, trained, network, optimizer, lsd, [_patch(recipe) for _ in range(patches)])
+        settings = prepared(kind, lsd.bundle if lsd else None, **options).settings
+        trained = UNet(settings.unet, settings.outputs)
+        network = AcrLsd(lsd.network, lsd.bundle.unet, trained, settings.unet) if lsd else trained
+        optimizer = torch.optim.Adam(trained.parameters(), lr=1e-3, betas=settings.schedules.betas)
+        return Torch(settings, trained, network, optimizer, lsd, [_patch(settings) for _ in range(patches)])
 
     return make
 
@@ -88,13 +88,13 @@ def _untrained_lsd() -> Any:
     return FrozenLsd(untrained_bundle("lsd", spec, {"lsds": 10}, (32, 36, 36)), UNet(spec, {"lsds": 10}))
 
 
-def _patch(recipe: Any) -> Any:
+def _patch(settings: Any) -> Any:
     """Random raw and targets; a third of the weights are 0."""
     import torch
 
     from lsdflow_training.data.patch import Patch
 
-    shapes = {name: (1, channels, *recipe.shapes.output_vox) for name, channels in recipe.outputs.items()}
+    shapes = {name: (1, channels, *settings.shapes.output_vox) for name, channels in settings.outputs.items()}
     weights = {name: torch.rand(shape) * (torch.rand(shape) > 1 / 3) for name, shape in shapes.items()}
-    raw = torch.rand(1, 1, *recipe.shapes.raw_vox) * 2 - 1
+    raw = torch.rand(1, 1, *settings.shapes.raw_vox) * 2 - 1
     return Patch(raw, {name: torch.rand(shape) for name, shape in shapes.items()}, weights)

@@ -122,7 +122,7 @@ def test_three_steps_leave_the_weights_and_moments_that_torch_has(torch_side, mo
     before = {name: value.clone() for name, value in made.trained.state_dict().items()}
     engine = made.engine()
     losses = [engine.step([patch], number, 1e-3).losses for number, patch in enumerate(made.patches, 1)]
-    given = TorchUNet(made.recipe.unet, made.recipe.outputs)
+    given = TorchUNet(made.settings.unet, made.settings.outputs)
     optimizer = torch.optim.Adam(given.parameters())
     engine.export(given, optimizer)
     for patch, found in zip(made.patches, losses, strict=True):
@@ -147,7 +147,7 @@ def test_torch_resumes_from_what_tensorflow_left_as_tensorflow_does(torch_side) 
     wanted = engine.step([made.patches[0]], 3, 1e-3)
     found = train_step(made.network, made.optimizer, [made.patches[0]], "float32")
     assert found.losses == pytest.approx(wanted.losses, rel=1e-5)
-    given = TorchUNet(made.recipe.unet, made.recipe.outputs)
+    given = TorchUNet(made.settings.unet, made.settings.outputs)
     engine.export(given, torch.optim.Adam(given.parameters()))
     for name, value in made.trained.state_dict().items():
         torch.testing.assert_close(given.state_dict()[name], value, rtol=0, atol=1e-5)

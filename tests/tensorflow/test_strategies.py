@@ -32,8 +32,8 @@ def step_of_the_mean(made, patches):
     return {name: sum(result.losses[name] for result in results) / len(results) for name in results[0].losses}
 
 
-def weights_of(engine, recipe):
-    given = TorchUNet(recipe.unet, recipe.outputs)
+def weights_of(engine, settings):
+    given = TorchUNet(settings.unet, settings.outputs)
     engine.export(given, torch.optim.Adam(given.parameters()))
     return given.state_dict()
 
@@ -53,7 +53,7 @@ def test_two_devices_step_with_the_mean_gradient(torch_side) -> None:
     assert engine.replicas == 2
     steps = [engine.step(made.patches[2 * n :][:2], n + 1, RATE) for n in range(STEPS)]
     assert [step.learning_rate for step in steps] == [RATE] * STEPS
-    assert_same_training(([step.losses for step in steps], weights_of(engine, made.recipe)), made)
+    assert_same_training(([step.losses for step in steps], weights_of(engine, made.settings)), made)
 
 
 def free_ports(count):
@@ -83,7 +83,7 @@ def test_two_processes_step_with_the_mean_gradient_and_stop_together(torch_side,
     monkeypatch.syspath_prepend(Path(__file__).parent)
     worker = importlib.import_module("cluster_worker")
     made = torch_side("affinities", patches=2 * STEPS)
-    parts = {name: getattr(made, name) for name in ("recipe", "trained", "optimizer", "patches")}
+    parts = {name: getattr(made, name) for name in ("settings", "trained", "optimizer", "patches")}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tensorflow", "lsdflow_tensorflow.engine"])
     answers = context.Queue()

@@ -39,9 +39,9 @@ from lsdflow_training.trainer import train as train_with_torch  # noqa: E402
 
 
 def run(prepared, folder, how=train, **schedules):
-    recipe = prepared.recipe
-    recipe = dataclasses.replace(recipe, schedules=dataclasses.replace(recipe.schedules, **schedules))
-    return how(recipe, prepared.sources, folder, prepared.key)
+    settings = prepared.settings
+    settings = dataclasses.replace(settings, schedules=dataclasses.replace(settings.schedules, **schedules))
+    return how(settings, prepared.sources, folder, prepared.key)
 
 
 def rows(folder):
@@ -154,7 +154,7 @@ def test_patches_made_by_processes_are_those_made_here(prepared, tmp_path) -> No
 
 def test_two_devices_take_two_patches_a_step_as_two_pieces_of_torch(prepared, tmp_path) -> None:
     training = prepared("affinities", learning_rate=1e-3, processes=2)
-    assert training.recipe.step.effective_batch == 2
+    assert training.settings.step.effective_batch == 2
     run(training, tmp_path / "two", max_iteration=2)
     pieces = prepared("affinities", learning_rate=1e-3, accumulate=2)
     assert pieces.key == training.key
@@ -201,7 +201,7 @@ def test_another_training_here_is_refused(prepared, tmp_path) -> None:
     training = prepared("affinities")
     run(training, tmp_path / "t", train_with_torch, max_iteration=1)
     with pytest.raises(OutputConflict):
-        train(training.recipe, training.sources, tmp_path / "t", "another key")
+        train(training.settings, training.sources, tmp_path / "t", "another key")
 
 
 @pytest.mark.parametrize(
@@ -210,16 +210,16 @@ def test_another_training_here_is_refused(prepared, tmp_path) -> None:
 )
 def test_what_only_torch_has_is_refused_by_name(prepared, option) -> None:
     with pytest.raises(ConfigError, match=next(iter(option))):
-        require_possible(prepared("affinities", **option).recipe, Cluster())
+        require_possible(prepared("affinities", **option).settings, Cluster())
 
 
 def test_processes_of_tf_config_make_the_step_larger(prepared) -> None:
-    recipe = prepared("affinities").recipe
+    settings = prepared("affinities").settings
     cluster = Cluster(("a:1", "b:1"), 0)
     with pytest.raises(ConfigError, match="one patch of each replica"):
-        require_possible(recipe, cluster)
-    assert shared_among(recipe, cluster).step.effective_batch == 2
-    require_possible(shared_among(recipe, cluster), cluster)
+        require_possible(settings, cluster)
+    assert shared_among(settings, cluster).step.effective_batch == 2
+    require_possible(shared_among(settings, cluster), cluster)
 
 
 def test_the_stage_trains_with_tensorflow_and_leaves_its_manifest(tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures for tests of training: a micro experiment, and its recipe and sources."""
+"""Fixtures for tests of training: a micro experiment, and its settings and sources."""
 
 from __future__ import annotations
 

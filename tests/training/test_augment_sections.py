@@ -25,7 +25,7 @@ from lsdflow_training.data.pipeline import (  # noqa: E402
     validation_pipeline,
 )
 from lsdflow_training.profiles import PROFILES, SNEMI3D  # noqa: E402
-from lsdflow_training.resolve import resolve_recipe  # noqa: E402
+from lsdflow_training.resolve import resolve_settings  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 from lsdflow_training.trainer import Trainer  # noqa: E402
 
@@ -46,8 +46,8 @@ SHIFTED = {"elastic_probability": 1.0, "slip_probability": 0.2, "shift_probabili
 
 
 def batches(training, count: int, workers: int = 0) -> list[gp.Batch]:
-    pipeline = training_pipeline(KEYS, training.recipe, training.sources)
-    request = batch_request(KEYS, training.recipe)
+    pipeline = training_pipeline(KEYS, training.settings, training.sources)
+    request = batch_request(KEYS, training.settings)
     with batch_stream(pipeline, request, seed=0, first=1, num_workers=workers, cache_size=2) as stream:
         return [next(stream) for _ in range(count)]
 
@@ -67,7 +67,7 @@ def field_of(published, slip: float, shift: float, far: int, seed: int, sections
 
 
 def test_slipped_sections_are_shifted_alone_and_shifted_ones_with_all_that_follow(prepared) -> None:
-    how = prepared("affinities").recipe.augmentation
+    how = prepared("affinities").settings.augmentation
     slips = np.concatenate([field_of(how, 0.3, 0.0, 5, seed) for seed in range(10)])
     aside = np.abs(slips).max(axis=1) > 0.5
     assert 0.2 < aside.mean() < 0.4
@@ -106,14 +106,14 @@ def test_thick_sections_are_never_transposed_along_z_and_cubic_voxels_are(prepar
 def test_shifted_sections_move_raw_labels_and_mask_alike(prepared) -> None:
     """Membranes stay where the labels change: the raw of the micro volume is dark exactly at label 0."""
     training = prepared("affinities", grow_boundary_vox=0, **SHIFTED)
-    how = dataclasses.replace(training.recipe.augmentation, intensity_scale=(1.0, 1.0), intensity_shift=(0.0, 0.0))
-    recipe = dataclasses.replace(training.recipe, augmentation=how)
-    pipeline = training_pipeline(KEYS, recipe, training.sources)
+    how = dataclasses.replace(training.settings.augmentation, intensity_scale=(1.0, 1.0), intensity_shift=(0.0, 0.0))
+    settings = dataclasses.replace(training.settings, augmentation=how)
+    pipeline = training_pipeline(KEYS, settings, training.sources)
     contrast = []
     with gp.build(pipeline):
         for number in range(6):
-            batch = pipeline.request_batch(seeded(batch_request(KEYS, recipe), batch_seed(0, number)))
-            margin = [(r - o) // 2 for r, o in zip(recipe.shapes.raw_vox, recipe.shapes.output_vox, strict=True)]
+            batch = pipeline.request_batch(seeded(batch_request(KEYS, settings), batch_seed(0, number)))
+            margin = [(r - o) // 2 for r, o in zip(settings.shapes.raw_vox, settings.shapes.output_vox, strict=True)]
             raw = batch[KEYS.raw].data[tuple(slice(m, -m) for m in margin)]
             labels, known = batch[KEYS.labels].data, batch[KEYS.mask].data > 0
             edge = np.zeros(labels.shape, bool)
@@ -150,9 +150,9 @@ def test_an_augmented_batch_is_the_same_from_any_number_of_workers(prepared) -> 
 
 def test_validation_patches_are_not_augmented(prepared) -> None:
     training = prepared("affinities", validation_fraction=0.5, **INTENSITIES)
-    pipeline = validation_pipeline(KEYS, training.recipe, training.sources[0])
+    pipeline = validation_pipeline(KEYS, training.settings, training.sources[0])
     with gp.build(pipeline):
-        request = batch_request(KEYS, training.recipe, (22, 14, 14))
+        request = batch_request(KEYS, training.settings, (22, 14, 14))
         one, other = (pipeline.request_batch(seeded(request, seed))[KEYS.raw].data for seed in (1, 2))
     np.testing.assert_array_equal(one, other)
 
@@ -164,8 +164,8 @@ def test_far_shifts_find_room_in_a_small_volume(prepared) -> None:
         "affinities", voxel_size_nm=SNEMI, min_masked=0.05, elastic_probability=1.0, slip_probability=0.1,
         shift_probability=0.3, max_misalign_vox=10, **THIN,
     )  # fmt: skip
-    assert labels_padding_vox(near.recipe)[0] == labels_padding_vox(far.recipe)[0]
-    assert labels_padding_vox(far.recipe)[1] > labels_padding_vox(near.recipe)[1] + 10
+    assert labels_padding_vox(near.settings)[0] == labels_padding_vox(far.settings)[0]
+    assert labels_padding_vox(far.settings)[1] > labels_padding_vox(near.settings)[1] + 10
     assert len(batches(far, 20)) == 20
 
 
@@ -178,10 +178,10 @@ def test_the_profile_for_thick_sections_is_the_published_one_with_section_wise_a
     toml.write_text('[experiment]\nprofile = "snemi3d"\n[compute]\ndevice = "cpu"\n')
     experiment = load_experiment(toml)
     config = experiment.table("train-acrlsd", AffinityTrainingConfig)
-    recipe = resolve_recipe(experiment, config, "train-acrlsd", "mtlsd", voxel_size_nm=(30.0, 6.0, 6.0), lsd=None)
-    assert (recipe.shapes.raw_vox, recipe.shapes.output_vox) == ((84, 268, 268), (48, 56, 56))
-    assert recipe.unet.downsample_factors == ((1, 3, 3), (1, 3, 3), (3, 3, 3))
-    how = recipe.augmentation
+    settings = resolve_settings(experiment, config, "train-acrlsd", "mtlsd", voxel_size_nm=(30.0, 6.0, 6.0), lsd=None)
+    assert (settings.shapes.raw_vox, settings.shapes.output_vox) == ((84, 268, 268), (48, 56, 56))
+    assert settings.unet.downsample_factors == ((1, 3, 3), (1, 3, 3), (3, 3, 3))
+    how = settings.augmentation
     assert how.anisotropic
     assert (how.slip_probability, how.shift_probability, how.max_misalign_vox) == (0.05, 0.05, 10)
     assert (how.missing_section_probability, how.low_contrast_probability, how.artifact_probability) == (
@@ -193,14 +193,14 @@ def test_the_profile_for_thick_sections_is_the_published_one_with_section_wise_a
     assert set(SNEMI3D.augmentation) <= {field.name for field in dataclasses.fields(how)}
     assert all(not profile.augmentation for name, profile in PROFILES.items() if name != "snemi3d")
     override = experiment.table("train-acrlsd", AffinityTrainingConfig).model_copy(update={"max_misalign_vox": 2})
-    again = resolve_recipe(experiment, override, "train-acrlsd", "mtlsd", voxel_size_nm=(30.0, 6.0, 6.0), lsd=None)
+    again = resolve_settings(experiment, override, "train-acrlsd", "mtlsd", voxel_size_nm=(30.0, 6.0, 6.0), lsd=None)
     assert again.augmentation == dataclasses.replace(how, max_misalign_vox=2)
 
 
 def test_thick_sections_train_with_everything_switched_on(prepared, tmp_path) -> None:
     training = prepared("mtlsd", voxel_size_nm=SNEMI, **THIN, **SNEMI3D.augmentation)
-    assert training.recipe.augmentation.anisotropic
-    outcome = Trainer(training.recipe, training.sources, tmp_path / "training", "key", None).run()
+    assert training.settings.augmentation.anisotropic
+    outcome = Trainer(training.settings, training.sources, tmp_path / "training", "key", None).run()
     assert outcome.iteration == 3
 
 

@@ -54,8 +54,8 @@ def replaced(training, labels: np.ndarray) -> None:
 
 
 def batches(training, count: int) -> list[gp.Batch]:
-    pipeline = training_pipeline(KEYS, training.recipe, training.sources)
-    request = batch_request(KEYS, training.recipe)
+    pipeline = training_pipeline(KEYS, training.settings, training.sources)
+    request = batch_request(KEYS, training.settings)
     with gp.build(pipeline):
         return [pipeline.request_batch(seeded(request, batch_seed(0, number))) for number in range(count)]
 
@@ -73,7 +73,7 @@ def learnt(batch: gp.Batch) -> list[np.ndarray]:
 
 def gradient(training, batch: gp.Batch) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    network = UNet(training.recipe.unet, training.recipe.outputs)
+    network = UNet(training.settings.unet, training.settings.outputs)
     forward_loss(network, to_patch(batch, KEYS, torch.device("cpu")), "float32").loss.backward()
     return [parameter.grad for parameter in network.parameters()]
 
@@ -250,7 +250,7 @@ def test_a_patch_that_is_longer_than_the_volume_holds_all_of_it() -> None:
 def test_volumes_smaller_than_the_patch_train_on_all_they_have(prepared) -> None:
     """Raw, labels and mask are padded: with black, and with voxels that are ignored."""
     training = prepared("mtlsd", min_masked=0.1, elastic_probability=1.0)
-    assert training.recipe.shapes.output_vox == (12, 12, 12)
+    assert training.settings.shapes.output_vox == (12, 12, 12)
     replaced(training, labels_of((8, 9, 10), 3))
     for batch in batches(training, 4):
         trained = batch[KEYS.mask].data == MaskState.TRAIN
@@ -273,8 +273,8 @@ def test_an_expansion_factor_scales_voxels_sigma_and_context_alike(prepared) -> 
     plain = prepared("mtlsd", voxel_size_nm=(40.0, 9.0, 9.0), sigma="36 nm", **STILL)
     one = batches(plain, 2)
     expanded = prepared("mtlsd", voxel_size_nm=(40.0 / 4.5, 2.0, 2.0), sigma="8 nm", **STILL)
-    assert expanded.recipe.augmentation.anisotropic
-    assert label_context_vox(plain.recipe.targets) == label_context_vox(expanded.recipe.targets)
+    assert expanded.settings.augmentation.anisotropic
+    assert label_context_vox(plain.settings.targets) == label_context_vox(expanded.settings.targets)
     for a, b in zip(one, batches(expanded, 2), strict=True):
         np.testing.assert_array_equal(a[KEYS.raw].data, b[KEYS.raw].data)
         np.testing.assert_allclose(a[KEYS.lsds].data, b[KEYS.lsds].data, atol=1e-5)
@@ -297,7 +297,7 @@ def test_several_volumes_are_drawn_as_often_as_their_probabilities_say(prepared,
 
 def test_options_at_their_defaults_leave_the_key_of_a_training_as_it_was(prepared) -> None:
     """Checkpoints and resumed trainings are named by it."""
-    parameters = training_parameters(prepared("mtlsd").recipe)
+    parameters = training_parameters(prepared("mtlsd").settings)
     assert set(parameters["augmentation"]) == {
         "elastic_probability", "control_point_spacing_vox", "jitter_sigma_vox", "rotation_max_rad", "slip_probability",
         "shift_probability", "max_misalign_vox", "subsample", "intensity_scale", "intensity_shift", "anisotropic",
@@ -306,6 +306,6 @@ def test_options_at_their_defaults_leave_the_key_of_a_training_as_it_was(prepare
         "lsds", "affinities", "sigma_nm", "voxel_size_nm", "lsd_downsample", "lsd_engine", "neighborhood",
         "grow_boundary_vox", "train_background", "balance_labels",
     }  # fmt: skip
-    other = training_parameters(prepared("mtlsd", gamma=[0.5, 2.0], ignore_ids=[4], sparse_labels=True).recipe)
+    other = training_parameters(prepared("mtlsd", gamma=[0.5, 2.0], ignore_ids=[4], sparse_labels=True).settings)
     assert other["augmentation"]["gamma"] == (0.5, 2.0)
     assert (other["targets"]["ignore_ids"], other["targets"]["sparse_labels"]) == ((4,), True)

@@ -23,15 +23,15 @@ CPU = torch.device("cpu")
 
 
 def gunpowder_batches(prepared, keys, count: int):
-    recipe = prepared.recipe
-    pipeline, request = training_pipeline(keys, recipe, prepared.sources), batch_request(keys, recipe)
-    with batch_stream(pipeline, request, seed=recipe.seed, first=1, num_workers=0, cache_size=4) as stream:
+    settings = prepared.settings
+    pipeline, request = training_pipeline(keys, settings, prepared.sources), batch_request(keys, settings)
+    with batch_stream(pipeline, request, seed=settings.seed, first=1, num_workers=0, cache_size=4) as stream:
         return [next(stream) for _ in range(count)]
 
 
-def device_patches(prepared, keys, count: int, first: int = 1, stride: int = 1, **recipe) -> list[DevicePatch]:
-    recipe = dataclasses.replace(prepared.recipe, **recipe)
-    with gpu_stream(keys, recipe, prepared.sources, first=first, stride=stride, device=CPU) as stream:
+def device_patches(prepared, keys, count: int, first: int = 1, stride: int = 1, **options) -> list[DevicePatch]:
+    settings = dataclasses.replace(prepared.settings, **options)
+    with gpu_stream(keys, settings, prepared.sources, first=first, stride=stride, device=CPU) as stream:
         return [next(stream) for _ in range(count)]
 
 
@@ -45,8 +45,8 @@ def three_states(prepared) -> None:
 
 
 def with_frequent_slips(prepared):
-    how = dataclasses.replace(prepared.recipe.augmentation, slip_probability=0.2, shift_probability=0.1)
-    return dataclasses.replace(prepared, recipe=dataclasses.replace(prepared.recipe, augmentation=how))
+    how = dataclasses.replace(prepared.settings.augmentation, slip_probability=0.2, shift_probability=0.1)
+    return dataclasses.replace(prepared, settings=dataclasses.replace(prepared.settings, augmentation=how))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_crops_larger_than_a_slot_go_through_the_pipe(prepared, monkeypatch) -> 
 
     training, keys = prepared("affinities"), make_keys()
     here = device_patches(training, keys, 2)
-    monkeypatch.setattr(module, "_slot_bytes", lambda _recipe: 1)
+    monkeypatch.setattr(module, "_slot_bytes", lambda _settings: 1)
     there = device_patches(training, keys, 2, num_workers=1)
     assert all(torch.equal(a.patch.raw, b.patch.raw) for a, b in zip(here, there, strict=True))
 
@@ -125,11 +125,11 @@ class Unknown(gp.BatchFilter):
 
 def test_a_node_without_a_counterpart_on_the_device_is_refused_not_left_out(prepared) -> None:
     training, keys = prepared("affinities"), make_keys()
-    pipeline = training_pipeline(keys, training.recipe, training.sources)
+    pipeline = training_pipeline(keys, training.settings, training.sources)
     slab = gp.IntensityAugment(keys.raw, 0.9, 1.1, -0.1, 0.1, slab=(2, -1, -1))
     for node in (Unknown(), slab):
         with pytest.raises(ConfigError) as caught:
-            CropReader(pipeline + node, keys, batch_request(keys, training.recipe))
+            CropReader(pipeline + node, keys, batch_request(keys, training.settings))
         assert caught.value.found == type(node).__name__
 
 

@@ -20,13 +20,13 @@ from lsdflow_training.trainer import train  # noqa: E402
 
 
 def run(prepared, folder, workers: int = 0, **schedules):
-    recipe = dataclasses.replace(
-        prepared.recipe,
+    settings = dataclasses.replace(
+        prepared.settings,
         num_workers=workers,
         cache_size=2,
-        schedules=dataclasses.replace(prepared.recipe.schedules, **schedules),
+        schedules=dataclasses.replace(prepared.settings.schedules, **schedules),
     )
-    train(recipe, prepared.sources, folder, prepared.key)
+    train(settings, prepared.sources, folder, prepared.key)
 
 
 def losses(folder) -> np.ndarray:
@@ -72,8 +72,8 @@ def test_snapshots_and_the_first_loss_are_those_of_gunpowder(prepared, tmp_path)
 
 def test_it_is_part_of_the_key_only_if_chosen(prepared) -> None:
     usual, chosen = prepared("lsd"), prepared("lsd", pipeline="gpu")
-    assert "pipeline" not in training_parameters(usual.recipe)
-    assert training_parameters(chosen.recipe)["pipeline"] == "gpu"
+    assert "pipeline" not in training_parameters(usual.settings)
+    assert training_parameters(chosen.settings)["pipeline"] == "gpu"
     assert usual.key != chosen.key
 
 

@@ -24,13 +24,13 @@ def trained(prepared, tmp_path: Path) -> Path:
     """train/<stage> of a finished micro training."""
     folder = tmp_path / "before"
     first = prepared("affinities")
-    train(first.recipe, first.sources, folder, first.key, None)
+    train(first.settings, first.sources, folder, first.key, None)
     return folder
 
 
 def weights_at_begin(training: Prepared) -> dict[str, torch.Tensor]:
-    torch.manual_seed(training.recipe.seed)
-    return new_network(training.recipe).state_dict()
+    torch.manual_seed(training.settings.seed)
+    return new_network(training.settings).state_dict()
 
 
 def best_of(folder: Path) -> Path:
@@ -46,7 +46,7 @@ def test_the_network_begins_as_the_bundle_is_and_continues_learning(
     _, wanted = load_bundle(best_of(trained))
     assert tensors_equal(weights_at_begin(training), wanted)
     after = tmp_path / "after"
-    train(training.recipe, training.sources, after, training.key, None)
+    train(training.settings, training.sources, after, training.key, None)
     assert not tensors_equal(load_bundle(best_of(after))[1], wanted)
 
 
@@ -79,12 +79,12 @@ def test_weights_that_change_or_are_damaged_after_they_were_found_are_refused(pr
     content = (folder / "weights.safetensors").read_bytes()
     (folder / "weights.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(BadData):
-        new_network(training.recipe)
+        new_network(training.settings)
     (folder / "weights.safetensors").write_bytes(content)
     described = json.loads((folder / "bundle.json").read_text())
-    recipe = training.recipe
-    assert recipe.initial is not None
-    assert described["weights_sha256"] == recipe.initial.sha256
+    settings = training.settings
+    assert settings.initial is not None
+    assert described["weights_sha256"] == settings.initial.sha256
     changed = bytearray(content)
     changed[-4:] = bytes(4)
     (folder / "weights.safetensors").write_bytes(changed)
@@ -92,4 +92,4 @@ def test_weights_that_change_or_are_damaged_after_they_were_found_are_refused(pr
         json.dumps({**described, "weights_sha256": hashlib.sha256(changed).hexdigest()})
     )
     with pytest.raises(OutputConflict):
-        new_network(recipe)
+        new_network(settings)

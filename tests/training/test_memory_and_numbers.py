@@ -21,8 +21,10 @@ KNOBS = ("input_shape_vox", "num_fmaps", "precision", "checkpoint_activations", 
 
 
 def run(prepared, folder, **schedules):
-    recipe = dataclasses.replace(prepared.recipe, schedules=dataclasses.replace(prepared.recipe.schedules, **schedules))
-    return train(recipe, prepared.sources, folder, prepared.key)
+    settings = dataclasses.replace(
+        prepared.settings, schedules=dataclasses.replace(prepared.settings.schedules, **schedules)
+    )
+    return train(settings, prepared.sources, folder, prepared.key)
 
 
 def raising(error):
@@ -122,7 +124,7 @@ def test_weights_that_are_not_finite_are_never_saved(prepared, tmp_path, monkeyp
 
 def test_a_training_that_goes_wrong_at_once_says_that_there_is_no_checkpoint(prepared, tmp_path) -> None:
     training = prepared("affinities")
-    made = Trainer(training.recipe, training.sources, tmp_path / "t", training.key, None)
+    made = Trainer(training.settings, training.sources, tmp_path / "t", training.key, None)
     with torch.no_grad():
         made.trained.heads["affs"].bias.fill_(float("nan"))
     with pytest.raises(BadData, match="loss is not finite") as caught:

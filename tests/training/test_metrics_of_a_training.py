@@ -20,11 +20,11 @@ from lsdflow_training.trainer import train
 
 def test_iterations_rate_and_every_part_of_the_loss_are_those_of_the_curves(prepared, tmp_path: Path) -> None:
     training = prepared("mtlsd", schedule="constant", validation_fraction=0.4)
-    recipe = dataclasses.replace(
-        training.recipe, schedules=dataclasses.replace(training.recipe.schedules, max_iteration=3)
+    settings = dataclasses.replace(
+        training.settings, schedules=dataclasses.replace(training.settings.schedules, max_iteration=3)
     )
     with monitored("train-acrlsd", training.experiment) as monitor:
-        train(recipe, training.sources, tmp_path / "t", training.key)
+        train(settings, training.sources, tmp_path / "t", training.key)
         text = StageMetrics(monitor).text().decode()
     samples = {
         (sample.name, sample.labels.get("part", "")): sample

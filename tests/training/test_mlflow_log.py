@@ -29,8 +29,8 @@ installed = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reaso
 
 
 def run(made: Prepared, folder: Path, **schedules) -> None:
-    recipe = dataclasses.replace(made.recipe, schedules=dataclasses.replace(made.recipe.schedules, **schedules))
-    train(recipe, made.sources, folder, made.key)
+    settings = dataclasses.replace(made.settings, schedules=dataclasses.replace(made.settings.schedules, **schedules))
+    train(settings, made.sources, folder, made.key)
 
 
 def the_run(folder: Path):
@@ -49,9 +49,9 @@ def curve(folder: Path, column: int) -> list[tuple[int, str]]:
 
 def test_with_mlflow_patches_are_made_by_another_process(prepared) -> None:
     """Its client draws from the random numbers of the training's process: for the id of a new experiment, say."""
-    assert prepared("mtlsd", num_workers=0, mlflow="local").recipe.num_workers == 1
-    assert prepared("mtlsd", num_workers=0).recipe.num_workers == 0
-    assert prepared("mtlsd", num_workers=3, mlflow="local").recipe.num_workers == 3
+    assert prepared("mtlsd", num_workers=0, mlflow="local").settings.num_workers == 1
+    assert prepared("mtlsd", num_workers=0).settings.num_workers == 0
+    assert prepared("mtlsd", num_workers=3, mlflow="local").settings.num_workers == 3
 
 
 @installed
@@ -135,7 +135,7 @@ def test_without_mlflow_the_option_is_refused_before_anything_is_written(tmp_pat
 
 
 def test_parameters_are_flat_and_short_and_have_no_address(prepared) -> None:
-    found = parameters(prepared("mtlsd", mlflow="https://host").recipe)
+    found = parameters(prepared("mtlsd", mlflow="https://host").settings)
     assert found["unet.num_fmaps"] == "2"
     assert not [name for name in found if name.startswith("records")]
     assert max(map(len, found.values())) <= 500

@@ -24,9 +24,9 @@ SIXTEEN_BITS = [("gpu", "bf16"), ("gpu", "fp16")] if CAN_16 else []
 
 def trained(training, folder, device: str, precision: str, **schedules):
     """Train on the device; returns the losses of the steps."""
-    how = dataclasses.replace(training.recipe.schedules, **schedules)
-    recipe = dataclasses.replace(training.recipe, device=device, precision=precision, schedules=how)
-    train(recipe, training.sources, folder, training.key)
+    how = dataclasses.replace(training.settings.schedules, **schedules)
+    settings = dataclasses.replace(training.settings, device=device, precision=precision, schedules=how)
+    train(settings, training.sources, folder, training.key)
     rows = np.genfromtxt(folder / "loss.csv", delimiter=",", names=True)
     return rows["loss"][~np.isnan(rows["loss"])]
 
@@ -34,10 +34,10 @@ def trained(training, folder, device: str, precision: str, **schedules):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_patches_are_those_of_the_cpu(prepared, device: str, workers: int) -> None:
     training, keys = prepared("mtlsd", elastic_probability=1.0), make_keys()
-    recipe = dataclasses.replace(training.recipe, num_workers=workers, cache_size=2)
+    settings = dataclasses.replace(training.settings, num_workers=workers, cache_size=2)
     found = []
     for where in (device, "cpu"):
-        with gpu_stream(keys, recipe, training.sources, first=1, stride=1, device=torch.device(where)) as stream:
+        with gpu_stream(keys, settings, training.sources, first=1, stride=1, device=torch.device(where)) as stream:
             found.append([next(stream) for _ in range(2)])
     for here, on_cpu in zip(*found, strict=True):
         assert here.patch.raw.device.type == device.split(":", maxsplit=1)[0]

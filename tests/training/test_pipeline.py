@@ -34,9 +34,9 @@ def node_names(provider) -> list[str]:
 
 def batches(prepared, count: int, keys: Keys | None = None, first: int = 1, workers: int = 0):
     keys = keys or make_keys()
-    recipe = prepared.recipe
-    pipeline = training_pipeline(keys, recipe, prepared.sources)
-    request = batch_request(keys, recipe)
+    settings = prepared.settings
+    pipeline = training_pipeline(keys, settings, prepared.sources)
+    request = batch_request(keys, settings)
     with batch_stream(pipeline, request, seed=0, first=first, num_workers=workers, cache_size=4) as stream:
         return keys, [next(stream) for _ in range(count)]
 
@@ -48,7 +48,7 @@ def set_mask(prepared, states: np.ndarray) -> None:
 
 def test_every_node_of_the_published_pipeline_is_there_in_order(prepared) -> None:
     training = prepared("mtlsd")
-    pipeline = training_pipeline(make_keys(), training.recipe, training.sources)
+    pipeline = training_pipeline(make_keys(), training.settings, training.sources)
     with gp.build(pipeline):
         names = node_names(pipeline.output)
     assert [name for name, before in zip(names, ["", *names], strict=False) if name != before] == PUBLISHED
@@ -58,7 +58,7 @@ def test_every_node_of_the_published_pipeline_is_there_in_order(prepared) -> Non
 def test_a_batch_has_raw_around_targets(prepared) -> None:
     training = prepared("mtlsd", elastic_probability=1.0)
     keys, (batch,) = batches(training, 1)
-    raw, output = training.recipe.shapes.raw_vox, training.recipe.shapes.output_vox
+    raw, output = training.settings.shapes.raw_vox, training.settings.shapes.output_vox
     assert batch[keys.raw].data.shape == raw
     assert batch[keys.raw].data.dtype == np.float32
     assert -1 <= batch[keys.raw].data.min() < batch[keys.raw].data.max() <= 1
@@ -157,14 +157,14 @@ def test_far_affinities_are_those_of_the_labels_and_do_not_count_across_masks_an
     states[:, :, 12:18] = MaskState.IGNORE
     set_mask(training, states)
     labels = zarr.open(str(training.sources[0].volume.path), mode="r")["volumes/labels/neuron_ids"][:]
-    assert training.recipe.outputs == {"affs": 6}
+    assert training.settings.outputs == {"affs": 6}
     affs, counted = affinities_with_masks(labels, states == 1, FAR)
     keys = make_keys()
-    size = training.recipe.shapes.output_vox
+    size = training.settings.shapes.output_vox
     for begin in ((0, 0, 0), (40 - size[0], 40 - size[1], 40 - size[2]), (11, 3, 8)):
-        pipeline = validation_pipeline(keys, training.recipe, training.sources[0])
+        pipeline = validation_pipeline(keys, training.settings, training.sources[0])
         with gp.build(pipeline):
-            batch = pipeline.request_batch(seeded(batch_request(keys, training.recipe, begin), 1))
+            batch = pipeline.request_batch(seeded(batch_request(keys, training.settings, begin), 1))
         box = (slice(None), *(slice(b, b + n) for b, n in zip(begin, size, strict=True)))
         assert np.array_equal(batch[keys.affs_weight].data > 0, counted[box])
         assert np.array_equal(batch[keys.affs].data[counted[box]] > 0, affs[box][counted[box]])
@@ -187,8 +187,8 @@ def test_far_affinities_are_balanced_apart_from_near_ones(prepared) -> None:
 
 def test_padding_reaches_as_far_as_the_longest_offset(prepared) -> None:
     training = prepared("affinities", elastic_probability=0.0, neighborhood=FAR)
-    output, grown = training.recipe.shapes.output_vox[0], training.recipe.targets.grow_boundary_vox
-    assert labels_padding_vox(training.recipe) == (int(np.ceil((output + 2 * (9 + grown)) / 2)),) * 3
+    output, grown = training.settings.shapes.output_vox[0], training.settings.targets.grow_boundary_vox
+    assert labels_padding_vox(training.settings) == (int(np.ceil((output + 2 * (9 + grown)) / 2)),) * 3
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_neighborhood_without_the_nearest_first_or_with_a_voxel_twice_is_refus
 
 def test_non_integer_anisotropic_voxel_sizes_train(prepared) -> None:
     training = prepared("mtlsd", voxel_size_nm=(40.5, 7.3, 7.3), elastic_probability=1.0)
-    assert training.recipe.augmentation.anisotropic
+    assert training.settings.augmentation.anisotropic
     keys, (batch,) = batches(training, 1)
     assert batch[keys.lsds].data.max() > 0
 
@@ -216,12 +216,12 @@ def test_probabilities_choose_the_volume(prepared) -> None:
     first = training.sources[0]
     other = first.volume.path.with_name("other.zarr")
     micro_volume(other, mask=np.full((40, 40, 40), 2, np.uint8))
-    keys, recipe = make_keys(), training.recipe
+    keys, settings = make_keys(), training.settings
     sources = [Source(open_training_volume(other), 0.0, None), Source(first.volume, 1.0, None)]
-    pipeline = training_pipeline(keys, recipe, sources)
+    pipeline = training_pipeline(keys, settings, sources)
     with gp.build(pipeline):
         for number in range(4):
-            batch = pipeline.request_batch(seeded(batch_request(keys, recipe), batch_seed(0, number)))
+            batch = pipeline.request_batch(seeded(batch_request(keys, settings), batch_seed(0, number)))
             assert 2 not in batch[keys.mask].data
 
 
@@ -233,10 +233,10 @@ def test_the_validation_slab_is_never_trained_and_alone_validated(prepared) -> N
     states[20:] = MaskState.BACKGROUND
     set_mask(training, states)
     keys = make_keys()
-    pipeline = validation_pipeline(keys, training.recipe, source)
-    size = training.recipe.shapes.output_vox[0]
+    pipeline = validation_pipeline(keys, training.settings, source)
+    size = training.settings.shapes.output_vox[0]
     with gp.build(pipeline):
-        batch = pipeline.request_batch(seeded(batch_request(keys, training.recipe, (20 - size // 2, 10, 10)), 1))
+        batch = pipeline.request_batch(seeded(batch_request(keys, training.settings, (20 - size // 2, 10, 10)), 1))
     used = batch[keys.affs_weight].data.any(axis=(0, 2, 3))
     assert not used[: size // 2].any()
     assert used[size // 2 + 1 :].all()
@@ -247,9 +247,9 @@ def test_the_validation_slab_is_never_trained_and_alone_validated(prepared) -> N
 
 def test_padding_lets_any_voxel_be_a_patch_centre(prepared) -> None:
     training = prepared("mtlsd", elastic_probability=0.0)
-    output = training.recipe.shapes.output_vox[0]
+    output = training.settings.shapes.output_vox[0]
     context = 2 + int(np.ceil(3 * 24 / 8))
-    assert labels_padding_vox(training.recipe) == (int(np.ceil((output + 2 * context) / 2)),) * 3
+    assert labels_padding_vox(training.settings) == (int(np.ceil((output + 2 * context) / 2)),) * 3
 
 
 def test_a_volume_without_enough_trained_voxels_is_refused_instead_of_searched_for_ever(prepared, monkeypatch) -> None:
@@ -279,8 +279,8 @@ def test_box_sums_are_those_of_the_array() -> None:
 def test_a_stride_takes_every_nth_batch_with_and_without_workers(prepared, workers: int) -> None:
     training = prepared("affinities", elastic_probability=0.0)
     keys, whole = batches(training, 5)
-    pipeline = training_pipeline(keys, training.recipe, training.sources)
-    request = batch_request(keys, training.recipe)
+    pipeline = training_pipeline(keys, training.settings, training.sources)
+    request = batch_request(keys, training.settings)
     with batch_stream(pipeline, request, seed=0, first=1, num_workers=workers, cache_size=4, stride=2) as stream:
         strided = [next(stream)[keys.raw].data for _ in range(3)]
     for mine, number in zip(strided, (1, 3, 5), strict=True):

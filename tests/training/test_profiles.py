@@ -16,25 +16,26 @@ from lsdflow_network.shapes import context_vox
 from lsdflow_training.config import AffinityTrainingConfig
 from lsdflow_training.data.pipeline import Source
 from lsdflow_training.data.volumes import TrainingVolume, source_problems
-from lsdflow_training.resolve import resolve_recipe
-from lsdflow_training.settings import Recipe
+from lsdflow_training.resolve import resolve_settings
+from lsdflow_training.settings import TrainingSettings
 
 THIN: Vox3 = (20, 512, 512)
 THICK_NM = (30.0, 6.0, 6.0)
 
 
-def recipe_of(folder: Path, kind: Kind, table: str = "", lsd: Bundle | None = None) -> Recipe:
+def settings_of(folder: Path, kind: Kind, table: str = "", lsd: Bundle | None = None) -> TrainingSettings:
     toml = folder / "experiment.toml"
     toml.write_text(f'[experiment]\nprofile = "tiny-anisotropic"\n[compute]\ndevice = "cpu"\n[train-acrlsd]\n{table}')
     experiment = load_experiment(toml)
     config = experiment.table("train-acrlsd", AffinityTrainingConfig)
-    return resolve_recipe(experiment, config, "train-acrlsd", kind, voxel_size_nm=THICK_NM, lsd=lsd)
+    return resolve_settings(experiment, config, "train-acrlsd", kind, voxel_size_nm=THICK_NM, lsd=lsd)
 
 
-def bundle_of(recipe: Recipe) -> Bundle:
-    shape = recipe.shapes.output_vox
+def bundle_of(settings: TrainingSettings) -> Bundle:
+    shape = settings.shapes.output_vox
     return Bundle(
-        writer=Writer(stage="train-lsd", version="0"), kind="lsd", iteration=1, unet=recipe.unet, outputs={"lsds": 10},
+        writer=Writer(stage="train-lsd", version="0"), kind="lsd", iteration=1, unet=settings.unet,
+        outputs={"lsds": 10},
         train_input_shape_vox=shape, train_output_shape_vox=shape, predict_input_shape_vox=shape,
         predict_output_shape_vox=shape, voxel_size_nm=THICK_NM, sigma_nm=(60.0, 60.0, 60.0),
     )  # fmt: skip
@@ -42,16 +43,16 @@ def bundle_of(recipe: Recipe) -> Bundle:
 
 @pytest.mark.parametrize("kind", ["lsd", "mtlsd", "affinities", "acrlsd"])
 def test_twenty_sections_are_enough_for_tiny_anisotropic(tmp_path: Path, kind: Kind) -> None:
-    lsd = bundle_of(recipe_of(tmp_path, "lsd")) if kind == "acrlsd" else None
-    recipe = recipe_of(tmp_path, kind, lsd=lsd)
+    lsd = bundle_of(settings_of(tmp_path, "lsd")) if kind == "acrlsd" else None
+    settings = settings_of(tmp_path, kind, lsd=lsd)
     box = Box((0, 0, 0), THIN)
     volume = TrainingVolume("a", tmp_path, THICK_NM, raw=box, labels=box, mask=None)
-    assert source_problems([Source(volume, 1.0, None)], recipe) == []
-    assert recipe.shapes.network_input_vox[0] <= THIN[0]
-    assert context_vox(recipe.unet)[0] < context_vox(recipe.unet)[1] / 3
+    assert source_problems([Source(volume, 1.0, None)], settings) == []
+    assert settings.shapes.network_input_vox[0] <= THIN[0]
+    assert context_vox(settings.unet)[0] < context_vox(settings.unet)[1] / 3
 
 
 def test_kernels_of_the_profile_belong_to_its_own_levels(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, "mtlsd", "downsample_factors = [[1, 2, 2]]\ninput_shape_vox = [20, 60, 60]\n")
-    assert recipe.unet.kernels_down is None
-    assert recipe_of(tmp_path, "mtlsd").unet.kernels_before(0) == ((1, 3, 3), (1, 3, 3))
+    settings = settings_of(tmp_path, "mtlsd", "downsample_factors = [[1, 2, 2]]\ninput_shape_vox = [20, 60, 60]\n")
+    assert settings.unet.kernels_down is None
+    assert settings_of(tmp_path, "mtlsd").unet.kernels_before(0) == ((1, 3, 3), (1, 3, 3))

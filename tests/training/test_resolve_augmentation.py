@@ -12,7 +12,7 @@ pytest.importorskip("gunpowder")
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_training.augmentation.nodes import elastic_augment
 from lsdflow_training.config import AffinityTrainingConfig
-from lsdflow_training.resolve import resolve_recipe
+from lsdflow_training.resolve import resolve_settings
 from lsdflow_training.settings import Augmentation
 
 ISOTROPIC, THICK = (8.0, 8.0, 8.0), (40.0, 4.0, 4.0)
@@ -23,7 +23,7 @@ def _standard(folder: Path, voxel_size_nm: tuple[float, float, float]) -> Augmen
     toml.write_text('[experiment]\nprofile = "standard"\n[compute]\ndevice = "cpu"\n')
     experiment = load_experiment(toml)
     config = experiment.table("train-acrlsd", AffinityTrainingConfig)
-    return resolve_recipe(
+    return resolve_settings(
         experiment, config, "train-acrlsd", "mtlsd", voxel_size_nm=voxel_size_nm, lsd=None
     ).augmentation
 

@@ -30,5 +30,5 @@ def test_workers_and_threads_are_shared_among_the_processes_that_have_the_same_c
         monkeypatch.delitem(testing.MICRO_OPTIONS, name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    recipe = prepared("affinities", **options).recipe
-    assert (recipe.num_workers, recipe.threads) == (workers, threads)
+    settings = prepared("affinities", **options).settings
+    assert (settings.num_workers, settings.threads) == (workers, threads)

@@ -18,8 +18,8 @@ from lsdflow_training.trainer import train  # noqa: E402
 
 
 def snapshots(made: Prepared, folder: Path, iterations: int) -> Path:
-    schedules = dataclasses.replace(made.recipe.schedules, max_iteration=iterations)
-    train(dataclasses.replace(made.recipe, schedules=schedules), made.sources, folder, made.key)
+    schedules = dataclasses.replace(made.settings.schedules, max_iteration=iterations)
+    train(dataclasses.replace(made.settings, schedules=schedules), made.sources, folder, made.key)
     return folder / "snapshots"
 
 

@@ -33,10 +33,10 @@ DECAY = 0.6
 
 
 def run(made: Prepared, folder: Path, steering: Steering | None = None, **schedules) -> Outcome:
-    recipe = dataclasses.replace(made.recipe, schedules=dataclasses.replace(made.recipe.schedules, **schedules))
+    settings = dataclasses.replace(made.settings, schedules=dataclasses.replace(made.settings.schedules, **schedules))
     if steering is not None:
-        recipe = dataclasses.replace(recipe, steering=steering)
-    return train(recipe, made.sources, folder, made.key)
+        settings = dataclasses.replace(settings, steering=steering)
+    return train(settings, made.sources, folder, made.key)
 
 
 def validations(folder: Path) -> dict[str, str]:
@@ -56,7 +56,7 @@ def test_the_bundle_has_the_average_of_the_weights_and_training_resumes_from_the
     options = {"max_iteration": 4, "checkpoint_every": 1, "keep_checkpoints": 0}
     run(plain, tmp_path / "plain", **options)
     run(averaging, tmp_path / "averaged", **options)
-    torch.manual_seed(plain.recipe.seed)
+    torch.manual_seed(plain.settings.seed)
     average = None
     for iteration in range(1, 5):
         last = weights(tmp_path / "plain", iteration)

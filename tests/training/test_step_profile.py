@@ -20,8 +20,8 @@ from lsdflow_training.trainer import train
 
 
 def run(made: Prepared, folder: Path, **schedules) -> None:
-    recipe = dataclasses.replace(made.recipe, schedules=dataclasses.replace(made.recipe.schedules, **schedules))
-    train(recipe, made.sources, folder, made.key)
+    settings = dataclasses.replace(made.settings, schedules=dataclasses.replace(made.settings.schedules, **schedules))
+    train(settings, made.sources, folder, made.key)
 
 
 def profiles(folder: Path) -> list[str]:

@@ -35,9 +35,9 @@ from lsdflow_training.trainer import FrozenLsd, Trainer, train  # noqa: E402
 
 
 def run(prepared, folder, lsd=None, **schedules):
-    recipe = prepared.recipe
-    recipe = dataclasses.replace(recipe, schedules=dataclasses.replace(recipe.schedules, **schedules))
-    return train(recipe, prepared.sources, folder, prepared.key, lsd)
+    settings = prepared.settings
+    settings = dataclasses.replace(settings, schedules=dataclasses.replace(settings.schedules, **schedules))
+    return train(settings, prepared.sources, folder, prepared.key, lsd)
 
 
 def weights(folder, iteration):
@@ -170,7 +170,7 @@ def test_a_checkpoint_that_exists_is_not_written_again(prepared, tmp_path) -> No
     training = prepared("affinities")
     run(training, tmp_path / "t", max_iteration=2)
     made = bundle_folder(tmp_path / "t" / "checkpoints", 2).stat().st_ino
-    whole = Trainer(training.recipe, training.sources, tmp_path / "t", training.key, None)
+    whole = Trainer(training.settings, training.sources, tmp_path / "t", training.key, None)
     whole._resume()
     with Curves(tmp_path / "t", 2) as curves:
         whole._checkpoint(curves)
@@ -218,7 +218,7 @@ def test_the_lsd_network_gets_no_gradient(prepared, tmp_path) -> None:
     run(prepared("lsd"), tmp_path / "lsd", max_iteration=2)
     bundle, network = load_network(bundle_folder(tmp_path / "lsd" / "checkpoints", 2))
     training = prepared("acrlsd", lsd=bundle)
-    made = Trainer(training.recipe, training.sources, tmp_path / "a", training.key, FrozenLsd(bundle, network))
+    made = Trainer(training.settings, training.sources, tmp_path / "a", training.key, FrozenLsd(bundle, network))
     assert isinstance(made.network, AcrLsd)
     trained = {id(p) for group in made.optimizer.param_groups for p in group["params"]}
     assert not trained & {id(p) for p in made.network.lsd_network.parameters()}

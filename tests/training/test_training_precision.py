@@ -30,11 +30,11 @@ class OneWithoutBf16(Group):
 
 
 @pytest.fixture
-def recipe(prepared):
-    """recipe("fsdp") -> a training that leaves its precision open."""
+def settings_for(prepared):
+    """settings_for("fsdp") -> a training that leaves its precision open."""
 
     def make(strategy="ddp", precision="auto"):
-        found = prepared("affinities").recipe
+        found = prepared("affinities").settings
         distribution = dataclasses.replace(found.distribution, strategy=strategy)
         return dataclasses.replace(found, precision=precision, distribution=distribution)
 
@@ -42,29 +42,31 @@ def recipe(prepared):
 
 
 @pytest.mark.parametrize(("strategy", "expected"), [("ddp", "fp16"), ("fsdp", "float32")])
-def test_auto_without_bf16_is_fp16_where_losses_can_be_scaled(recipe, monkeypatch, strategy, expected) -> None:
+def test_auto_without_bf16_is_fp16_where_losses_can_be_scaled(settings_for, monkeypatch, strategy, expected) -> None:
     monkeypatch.setattr(build, "choose_precision", lambda *_: "float32")
-    assert training_precision(recipe(strategy), Group(), GPU) == expected
-    assert training_precision(recipe(strategy), Group(), CPU) == "float32"
+    assert training_precision(settings_for(strategy), Group(), GPU) == expected
+    assert training_precision(settings_for(strategy), Group(), CPU) == "float32"
 
 
-def test_all_processes_train_at_the_precision_that_all_devices_have(recipe, monkeypatch) -> None:
+def test_all_processes_train_at_the_precision_that_all_devices_have(settings_for, monkeypatch) -> None:
     monkeypatch.setattr(build, "choose_precision", lambda *_: "bf16")
-    assert training_precision(recipe(), Group(), GPU) == "bf16"
+    assert training_precision(settings_for(), Group(), GPU) == "bf16"
     mixed = OneWithoutBf16(Ranks(world_size=2, local_world_size=2))
-    assert training_precision(recipe(), mixed, GPU) == "fp16"
-    assert training_precision(recipe("fsdp"), mixed, GPU) == "float32"
+    assert training_precision(settings_for(), mixed, GPU) == "fp16"
+    assert training_precision(settings_for("fsdp"), mixed, GPU) == "float32"
 
 
-def test_a_precision_that_is_asked_for_is_used(recipe, monkeypatch) -> None:
+def test_a_precision_that_is_asked_for_is_used(settings_for, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     for wanted in ("float32", "bf16", "fp16"):
-        assert training_precision(recipe(precision=wanted), Group(), GPU) == wanted
+        assert training_precision(settings_for(precision=wanted), Group(), GPU) == wanted
 
 
 @pytest.mark.parametrize(("precision", "scaled"), [("fp16", True), ("float32", False), ("bf16", False)])
-def test_losses_are_scaled_by_the_precision_that_was_found_not_by_the_one_asked_for(recipe, precision, scaled) -> None:
-    how = recipe()
+def test_losses_are_scaled_by_the_precision_that_was_found_not_by_the_one_asked_for(
+    settings_for, precision, scaled
+) -> None:
+    how = settings_for()
     _, gradients = build_network(how, UNet(how.unet, how.outputs), None, Group(), CPU, precision)
     assert (gradients.scaler is not None) == scaled
 

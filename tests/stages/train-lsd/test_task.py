@@ -219,14 +219,14 @@ def test_wrong_options_are_refused_with_advice(tmp_path, override, word) -> None
 
 
 def test_the_standard_profile_is_the_published_training(tmp_path) -> None:
-    from lsdflow_training.resolve import resolve_recipe
+    from lsdflow_training.resolve import resolve_settings
 
     toml = micro_experiment(tmp_path)
     toml.write_text('[experiment]\nprofile = "standard"\n')
     experiment = load_experiment(toml)
     config = experiment.table("train-lsd", TrainLsdConfig)
     size = (8.0, 8.0, 8.0)
-    lsd = resolve_recipe(experiment, config, "train-lsd", "lsd", voxel_size_nm=size, lsd=None)
+    lsd = resolve_settings(experiment, config, "train-lsd", "lsd", voxel_size_nm=size, lsd=None)
     assert (lsd.unet.num_fmaps, lsd.unet.fmap_inc_factor) == (12, 6)
     assert lsd.unet.downsample_factors == ((2, 2, 2), (2, 2, 2), (3, 3, 3))
     assert (lsd.shapes.raw_vox, lsd.shapes.output_vox) == ((196,) * 3, (92,) * 3)
@@ -248,7 +248,7 @@ def test_the_standard_profile_is_the_published_training(tmp_path) -> None:
     from lsdflow_training.settings import make_bundle
 
     bundle = make_bundle(lsd, 1, "k", None, None)
-    affinities = resolve_recipe(experiment, config, "train-acrlsd", "acrlsd", voxel_size_nm=size, lsd=bundle)
+    affinities = resolve_settings(experiment, config, "train-acrlsd", "acrlsd", voxel_size_nm=size, lsd=bundle)
     assert affinities.shapes.raw_vox == (304,) * 3
     assert affinities.shapes.network_input_vox == (196,) * 3
     assert affinities.shapes.output_vox == (92,) * 3

@@ -15,7 +15,7 @@ from typing import Any
 
 from lsdflow_contract.errors import ConfigError
 from lsdflow_training.processes.ranks import ranks_of_environment
-from lsdflow_training.settings import Recipe
+from lsdflow_training.settings import TrainingSettings
 
 FIRST_PORT = 12_000
 PORTS_PER_JOB = 10
@@ -142,40 +142,40 @@ def _expand_counts(text: str) -> list[int]:
     return counts
 
 
-def require_possible(recipe: Recipe, cluster: Cluster) -> None:
+def require_possible(settings: TrainingSettings, cluster: Cluster) -> None:
     """Raise ConfigError for the first option that only torch supports, or if a step is not one patch per replica."""
-    step, how = recipe.step, recipe.distribution
+    step, how = settings.step, settings.distribution
     only_torch = {
-        "precision": (recipe.precision, recipe.precision in ("auto", "float32")),
+        "precision": (settings.precision, settings.precision in ("auto", "float32")),
         "optimizer": (step.optimizer, step.optimizer == "adam"),
         "weight_decay": (step.weight_decay, step.weight_decay == 0),
         "clip_gradient": (step.clip_gradient, step.clip_gradient is None),
         "accumulate": (step.accumulate, step.accumulate == 1),
         "checkpoint_activations": (step.checkpoint_activations, not step.checkpoint_activations),
         "strategy": (how.strategy, how.strategy == "ddp"),
-        "average_decay": (recipe.steering.average_decay, recipe.steering.average_decay is None),
-        "patience_iterations": (recipe.steering.patience, recipe.steering.patience is None),
-        "profile_steps": (recipe.records.profile_steps, recipe.records.profile_steps == 0),
-        "mlflow": (recipe.records.mlflow, recipe.records.mlflow is None),
+        "average_decay": (settings.steering.average_decay, settings.steering.average_decay is None),
+        "patience_iterations": (settings.steering.patience, settings.steering.patience is None),
+        "profile_steps": (settings.records.profile_steps, settings.records.profile_steps == 0),
+        "mlflow": (settings.records.mlflow, settings.records.mlflow is None),
     }
     for name, (value, possible) in only_torch.items():
         if not possible:
             raise ConfigError(
                 "this option is there with torch only",
-                where=f"{recipe.stage}.{name}",
+                where=f"{settings.stage}.{name}",
                 found=f'{value} with backend = "tensorflow"',
                 fix='leave it out, or choose backend = "torch"',
             )
     if step.effective_batch != cluster.size * how.processes:
         raise ConfigError(
             "a step is not one patch of each replica",
-            where=recipe.stage,
+            where=settings.stage,
             wanted=f"{cluster.size} processes x {how.processes} devices",
             found=f"{step.effective_batch} patches",
         )
 
 
-def shared_among(recipe: Recipe, cluster: Cluster) -> Recipe:
-    """The recipe with one patch per replica in each step. TF_CONFIG may list processes that SLURM does not have."""
-    patches = cluster.size * recipe.distribution.processes
-    return replace(recipe, step=replace(recipe.step, effective_batch=patches * recipe.step.accumulate))
+def shared_among(settings: TrainingSettings, cluster: Cluster) -> TrainingSettings:
+    """The settings with one patch per replica in each step. TF_CONFIG may list processes that SLURM does not have."""
+    patches = cluster.size * settings.distribution.processes
+    return replace(settings, step=replace(settings.step, effective_batch=patches * settings.step.accumulate))

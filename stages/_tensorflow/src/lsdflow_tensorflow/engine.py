@@ -24,7 +24,7 @@ from lsdflow_tensorflow.cluster import Cluster
 from lsdflow_tensorflow.network import AcrLsd, UNet, crop_centre, losses_by_output, to_tensorflow, to_torch
 from lsdflow_training.build import FrozenLsd
 from lsdflow_training.data.patch import Patch
-from lsdflow_training.settings import Recipe
+from lsdflow_training.settings import TrainingSettings
 from lsdflow_training.step import StepResult
 
 
@@ -151,7 +151,7 @@ class Engine:
 
     def __init__(
         self,
-        recipe: Recipe,
+        settings: TrainingSettings,
         strategy: tf.distribute.Strategy,
         network: TorchUNet,
         optimizer: torch.optim.Adam,
@@ -159,12 +159,12 @@ class Engine:
     ) -> None:
         self.strategy = strategy
         self.replicas: int = strategy.num_replicas_in_sync
-        self.outputs = [name for name in ("lsds", "affs") if name in recipe.outputs]
+        self.outputs = [name for name in ("lsds", "affs") if name in settings.outputs]
         with strategy.scope():
-            self.trained = UNet(recipe.unet, recipe.outputs, network.state_dict())
+            self.trained = UNet(settings.unet, settings.outputs, network.state_dict())
             self.variables = list(self.trained.variables.values())
             self.adam = Adam(self.variables, optimizer)
-            self.network = self.trained if lsd is None else _chain(lsd, self.trained, recipe)
+            self.network = self.trained if lsd is None else _chain(lsd, self.trained, settings)
         self._step = tf.function(lambda *inputs: strategy.run(self._replica_step, args=inputs), autograph=False)
         self._loss = tf.function(lambda patch: tf.add_n(list(self._losses(patch).values())), autograph=False)
 
@@ -278,10 +278,10 @@ def to_arrays(patch: Patch) -> Arrays:
     return arrays
 
 
-def _chain(lsd: FrozenLsd, trained: UNet, recipe: Recipe) -> AcrLsd:
+def _chain(lsd: FrozenLsd, trained: UNet, settings: TrainingSettings) -> AcrLsd:
     weights = lsd.network.state_dict()
     frozen = UNet(lsd.bundle.unet, lsd.bundle.outputs, weights, trainable=False)
-    return AcrLsd(frozen, lsd.bundle.unet, trained, recipe.unet)
+    return AcrLsd(frozen, lsd.bundle.unet, trained, settings.unet)
 
 
 def _targets_and_weights(patch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

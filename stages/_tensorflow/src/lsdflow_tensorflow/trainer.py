@@ -37,7 +37,7 @@ from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.sharding import all_finite
 from lsdflow_training.run import Outcome, Prepared
 from lsdflow_training.schedule import learning_rate, scaled, used_up
-from lsdflow_training.settings import Recipe, make_bundle
+from lsdflow_training.settings import TrainingSettings, make_bundle
 from lsdflow_training.snapshots import pictures, snapshot_path, write_snapshot
 from lsdflow_training.timing import NodeTimes
 from lsdflow_training.validation import Watch, read_patches
@@ -50,15 +50,15 @@ LOG = logging.getLogger("lsdflow.training")
 
 
 def train(
-    recipe: Recipe, sources: Sequence[Source], folder: Path, training_key: str, lsd: FrozenLsd | None = None
+    settings: TrainingSettings, sources: Sequence[Source], folder: Path, training_key: str, lsd: FrozenLsd | None = None
 ) -> Outcome:
-    """Train to recipe.schedules.max_iteration in the processes of TF_CONFIG or SLURM; resume from `folder`.
+    """Train to settings.schedules.max_iteration in the processes of TF_CONFIG or SLURM; resume from `folder`.
 
     Raises what lsdflow_training.trainer.train raises, and ConfigError for options that TensorFlow does not support.
     """
     cluster = find_cluster(os.environ)
-    require_possible(recipe, cluster)
-    return TensorflowTrainer(recipe, sources, folder, training_key, lsd, cluster).run()
+    require_possible(settings, cluster)
+    return TensorflowTrainer(settings, sources, folder, training_key, lsd, cluster).run()
 
 
 class TensorflowTrainer:
@@ -66,23 +66,24 @@ class TensorflowTrainer:
 
     def __init__(
         self,
-        recipe: Recipe,
+        settings: TrainingSettings,
         sources: Sequence[Source],
         folder: Path,
         training_key: str,
         lsd: FrozenLsd | None,
         cluster: Cluster,
     ) -> None:
-        torch.manual_seed(recipe.seed)
-        self.recipe, self.sources, self.folder, self.training_key, self.lsd = recipe, sources, folder, training_key, lsd
-        self.cluster, self.replicas = cluster, recipe.distribution.processes
+        torch.manual_seed(settings.seed)
+        self.settings, self.sources, self.lsd = settings, sources, lsd
+        self.folder, self.training_key = folder, training_key
+        self.cluster, self.replicas = cluster, settings.distribution.processes
         self.checkpoints = folder / "checkpoints"
         self.keys = make_keys()
-        self.trained = new_network(recipe)
-        how = recipe.schedules
+        self.trained = new_network(settings)
+        how = settings.schedules
         self.optimizer = torch.optim.Adam(self.trained.parameters(), lr=how.learning_rate, betas=how.betas)
-        self.rate_factor = scaled(recipe.step.learning_rate_scaling, recipe.step.effective_batch)
-        self.watch = Watch(folder, recipe.steering, Group())  # the chief alone validates
+        self.rate_factor = scaled(settings.step.learning_rate_scaling, settings.step.effective_batch)
+        self.watch = Watch(folder, settings.steering, Group())  # the chief alone validates
         self.iteration = self.saved = 0
         self.minutes_before = self.minutes = 0.0
         self.started = time.monotonic()
@@ -96,7 +97,7 @@ class TensorflowTrainer:
         begun_at = self.iteration
         if not self._finished():
             compile_everything()
-            self.patches = read_patches(self.keys, self.recipe, self.sources) if self.cluster.is_chief else []
+            self.patches = read_patches(self.keys, self.settings, self.sources) if self.cluster.is_chief else []
             self.watch.begin(self.patches)
             self.started = time.monotonic()
             with stop_on_signals() as stop, self._curves() as curves:
@@ -110,15 +111,15 @@ class TensorflowTrainer:
                 )
         rate = (self.iteration - begun_at) / max(time.monotonic() - self.started, 1e-9)
         best = self._choose() if self.cluster.is_chief else None
-        ended_by = used_up(self.recipe.schedules, self.iteration, self.minutes) or ""
+        ended_by = used_up(self.settings.schedules, self.iteration, self.minutes) or ""
         return Outcome(self.iteration, best, self.minutes, rate, ended_by)
 
     def _loop(self, curves: Curves | None, stop: StopRequest) -> bool:
         """Run steps until the end; return whether a signal ended them."""
-        how, count = self.recipe.schedules, self.recipe.step.effective_batch
+        how, count = self.settings.schedules, self.settings.step.effective_batch
         numbers = BatchNumbers(self.iteration * count + self.cluster.rank + 1, self.cluster.size)
-        stream = make_stream(self.keys, self.recipe, self.sources, numbers, self.times)
-        bar = training_progress(self.recipe, self.iteration, self.minutes_before, self.cluster.is_chief)
+        stream = make_stream(self.keys, self.settings, self.sources, numbers, self.times)
+        bar = training_progress(self.settings, self.iteration, self.minutes_before, self.cluster.is_chief)
         with stream as batches, bar as progress:
             taken = self._take(batches)
             engine = self._start()
@@ -147,22 +148,22 @@ class TensorflowTrainer:
         """Start TensorFlow, after the processes that make patches were forked."""
         from lsdflow_tensorflow.engine import Engine, local_devices, make_strategy, start_tensorflow
 
-        device = self.recipe.device
-        start_tensorflow(self.recipe.threads, device, self.replicas)
+        device = self.settings.device
+        start_tensorflow(self.settings.threads, device, self.replicas)
         strategy = make_strategy(self.cluster, local_devices(device, self.replicas))
         LOG.info("%s, %d replicas", type(strategy).__name__, strategy.num_replicas_in_sync)
-        return Engine(self.recipe, strategy, self.trained, self.optimizer, self.lsd)
+        return Engine(self.settings, strategy, self.trained, self.optimizer, self.lsd)
 
     def _step(self, engine: Engine, batches: Sequence[gp.Batch], stop: StopRequest, curves: Curves | None) -> Step:
-        how, number = self.recipe.schedules, self.iteration + 1
+        how, number = self.settings.schedules, self.iteration + 1
         minutes = self._own_minutes()
         rate = learning_rate(how, number, minutes) * self.rate_factor
         patches = [to_patch(batch, self.keys, torch.device("cpu")) for batch in batches]
         if curves is not None and (number % how.snapshot_every == 0 or number == 1):
-            path, size = snapshot_path(self.folder / "snapshots", number), self.recipe.targets.voxel_size_nm
+            path, size = snapshot_path(self.folder / "snapshots", number), self.settings.targets.voxel_size_nm
             result = engine.inspect(patches[-1])
             curves.add_pictures(number, pictures(patches[-1], result))
-            write_snapshot(path, self.recipe.kind, batches[-1], self.keys, result=result, voxel_size_nm=size)
+            write_snapshot(path, self.settings.kind, batches[-1], self.keys, result=result, voxel_size_nm=size)
         step = engine.step(patches, number, rate, minutes=minutes, stop=bool(stop))
         loss = sum(step.losses.values())
         if not math.isfinite(loss):
@@ -173,7 +174,7 @@ class TensorflowTrainer:
         return step
 
     def _log(self, engine: Engine, curves: Curves, step: Step, rate: float) -> None:
-        how = self.recipe.schedules
+        how = self.settings.schedules
         if self.iteration % max(1, how.max_iteration // 20_000) == 0:
             curves.add(self.iteration, step.losses, rate, step.learning_rate)
         if self.iteration % how.validation_every == 0 and self.iteration % how.checkpoint_every:
@@ -202,17 +203,17 @@ class TensorflowTrainer:
         value = self._validate(engine, curves) if validate else self.validated.get(self.iteration)
         curves.flush()
         sha256 = None if self.lsd is None else self.lsd.bundle.weights_sha256
-        bundle = make_bundle(self.recipe, self.iteration, self.training_key, value, sha256)
+        bundle = make_bundle(self.settings, self.iteration, self.training_key, value, sha256)
         state = TrainingState(self.optimizer.state_dict(), torch.get_rng_state(), self._own_minutes())
         ckpt.save_checkpoint(self.checkpoints, bundle, self.trained.state_dict(), state)
         self.saved = self.iteration
         self._choose()
 
     def _batches(self, number: int) -> range:
-        return batches_of(number, self.recipe.step.effective_batch)
+        return batches_of(number, self.settings.step.effective_batch)
 
     def _choose(self) -> BestCheckpoint:
-        return ckpt.keep_best(self.folder, self.training_key, self.recipe.schedules.keep_checkpoints)
+        return ckpt.keep_best(self.folder, self.training_key, self.settings.schedules.keep_checkpoints)
 
     def _resume(self) -> None:
         """All processes find the same checkpoint, because the chief writes one only after a step of all."""
@@ -232,7 +233,7 @@ class TensorflowTrainer:
         return self.minutes_before + (time.monotonic() - self.started) / 60
 
     def _finished(self) -> bool:
-        return used_up(self.recipe.schedules, self.iteration, self.minutes) is not None
+        return used_up(self.settings.schedules, self.iteration, self.minutes) is not None
 
 
 def prepare(prepared: Prepared) -> tuple[Prepared, bool]:
@@ -241,16 +242,16 @@ def prepare(prepared: Prepared) -> tuple[Prepared, bool]:
     Raises ConfigError (78) for options that are not available with TensorFlow.
     """
     cluster = find_cluster(os.environ)
-    recipe = shared_among(prepared.recipe, cluster)
-    require_possible(recipe, cluster)
-    return replace(prepared, recipe=recipe), cluster.is_chief
+    settings = shared_among(prepared.settings, cluster)
+    require_possible(settings, cluster)
+    return replace(prepared, settings=settings), cluster.is_chief
 
 
 def train_alone(
-    recipe: Recipe, sources: Sequence[Source], folder: Path, training_key: str, lsd: FrozenLsd | None = None
+    settings: TrainingSettings, sources: Sequence[Source], folder: Path, training_key: str, lsd: FrozenLsd | None = None
 ) -> Outcome:
     """Train in this process alone and ignore TF_CONFIG and SLURM. Used to measure a few steps."""
     alone = Cluster()
-    shared = shared_among(recipe, alone)
+    shared = shared_among(settings, alone)
     require_possible(shared, alone)
     return TensorflowTrainer(shared, sources, folder, training_key, lsd, alone).run()

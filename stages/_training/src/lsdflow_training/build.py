@@ -16,7 +16,7 @@ from lsdflow_network.precision import choose_precision, memory_format
 from lsdflow_network.unet import UNet
 from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.sharding import compute_again, set_exchange, share
-from lsdflow_training.settings import Recipe
+from lsdflow_training.settings import TrainingSettings
 from lsdflow_training.step import Gradients, TrainingPrecision
 
 LOG = logging.getLogger("lsdflow.training")
@@ -30,20 +30,20 @@ class FrozenLsd:
     network: nn.Module
 
 
-def new_network(recipe: Recipe) -> UNet:
+def new_network(settings: TrainingSettings) -> UNet:
     """The network to train, with random weights or the given initial weights."""
-    network = UNet(recipe.unet, recipe.outputs)
-    if recipe.initial is not None:
-        bundle, weights = load_bundle(recipe.initial.folder)
-        if bundle.weights_sha256 != recipe.initial.sha256:
-            raise OutputConflict("the weights to begin with were changed meanwhile", where=recipe.initial.folder)
+    network = UNet(settings.unet, settings.outputs)
+    if settings.initial is not None:
+        bundle, weights = load_bundle(settings.initial.folder)
+        if bundle.weights_sha256 != settings.initial.sha256:
+            raise OutputConflict("the weights to begin with were changed meanwhile", where=settings.initial.folder)
         network.load_state_dict(weights)
-        LOG.info("begins with the weights of %s", recipe.initial.folder)
+        LOG.info("begins with the weights of %s", settings.initial.folder)
     return network
 
 
 def build_network(
-    recipe: Recipe,
+    settings: TrainingSettings,
     trained: UNet,
     lsd: FrozenLsd | None,
     group: Group,
@@ -54,32 +54,32 @@ def build_network(
 
     The weights of `trained` are shared among the processes; each process holds all of an LSD network before it.
     """
-    if recipe.step.checkpoint_activations:
+    if settings.step.checkpoint_activations:
         compute_again(trained)
     # FSDP shares require contiguous weights
-    sharded = recipe.distribution.sharded and not group.alone
+    sharded = settings.distribution.sharded and not group.alone
     memory = torch.contiguous_format if sharded else memory_format(device)
     trained.to(device).to(memory_format=memory)  # type: ignore[call-overload]
-    network = share(trained, group, recipe.distribution, device)
+    network = share(trained, group, settings.distribution, device)
     scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
-    gradients = Gradients(clip=recipe.step.clip_gradient, exchange=set_exchange(network), scaler=scaler)
+    gradients = Gradients(clip=settings.step.clip_gradient, exchange=set_exchange(network), scaler=scaler)
     if lsd is not None:
         before = lsd.network.to(device).to(memory_format=memory_format(device))  # type: ignore[call-overload]
-        network = AcrLsd(before, lsd.bundle.unet, network, recipe.unet)
+        network = AcrLsd(before, lsd.bundle.unet, network, settings.unet)
     return network.train(), gradients
 
 
-def training_precision(recipe: Recipe, group: Group, device: torch.device) -> TrainingPrecision:
+def training_precision(settings: TrainingSettings, group: Group, device: torch.device) -> TrainingPrecision:
     """The precision to train with, the same in all processes: scaled gradients cannot be averaged with unscaled ones.
 
     auto: bf16 if all devices support it; else fp16 with scaled losses on GPUs (strategy ddp), float32 otherwise.
     """
-    if recipe.precision == "fp16":
+    if settings.precision == "fp16":
         return "fp16"
-    chosen = choose_precision(device, recipe.precision)
-    if recipe.precision != "auto" or all(row[0] for row in group.gather([float(chosen == "bf16")])):
+    chosen = choose_precision(device, settings.precision)
+    if settings.precision != "auto" or all(row[0] for row in group.gather([float(chosen == "bf16")])):
         return chosen
-    if device.type != "cuda" or recipe.distribution.strategy != "ddp":
+    if device.type != "cuda" or settings.distribution.strategy != "ddp":
         return "float32"
     LOG.info("no bf16 on GPUs before Ampere: training at fp16 with scaled losses")
     return "fp16"
@@ -94,8 +94,8 @@ def device_of(name: str, group: Group) -> torch.device:
     return device
 
 
-def make_optimizer(recipe: Recipe, network: nn.Module) -> torch.optim.Adam:
-    """Adam or AdamW, as the recipe says."""
-    how, step = recipe.schedules, recipe.step
+def make_optimizer(settings: TrainingSettings, network: nn.Module) -> torch.optim.Adam:
+    """Adam or AdamW, as the settings say."""
+    how, step = settings.schedules, settings.step
     kind = torch.optim.AdamW if step.optimizer == "adamw" else torch.optim.Adam
     return kind(network.parameters(), lr=how.learning_rate, betas=how.betas, weight_decay=step.weight_decay)

@@ -23,8 +23,8 @@ from lsdflow_training.data.volumes import (
     source_problems,
 )
 from lsdflow_training.mlflow_log import mlflow_problems
-from lsdflow_training.resolve import choose_device, resolve_recipe
-from lsdflow_training.settings import Recipe
+from lsdflow_training.resolve import choose_device, resolve_settings
+from lsdflow_training.settings import TrainingSettings
 
 Known = tuple[Sequence[TrainingVolume], Mapping[str, float]]
 T = TypeVar("T")
@@ -53,16 +53,16 @@ def _problems(
     problems: list[StageError] = [*installed, *lsds_problems(config.lsd_engine)]
     known, missing = _or_error(lambda: known_volumes(experiment, config))
     size, differ = _or_error(lambda: common_voxel_size(known[0])) if known else (None, None)
-    recipe, wrong = _or_error(lambda: recipe_to_check(experiment, config, stage, kind, size or ANY_VOXEL_NM, lsd))
+    settings, wrong = _or_error(lambda: settings_to_check(experiment, config, stage, kind, size or ANY_VOXEL_NM, lsd))
     problems += [error for error in (wrong, missing, differ) if error is not None]
-    if recipe is None:
+    if settings is None:
         return problems
     if known is None or size is None:
-        return [*problems, *shape_problems(recipe)]
-    sources = make_sources(known[0], config, recipe, known[1])
+        return [*problems, *shape_problems(settings)]
+    sources = make_sources(known[0], config, settings, known[1])
     prepared = read_manifest(experiment.layout, "prepare")
-    of_sources = [*source_problems(sources, recipe), *mask_problems(sources, recipe, prepared)]
-    return [*problems, *recipe_problems(recipe), *of_sources]
+    of_sources = [*source_problems(sources, settings), *mask_problems(sources, settings, prepared)]
+    return [*problems, *settings_problems(settings), *of_sources]
 
 
 def known_volumes(experiment: Experiment, config: TrainingConfig) -> Known:
@@ -71,27 +71,27 @@ def known_volumes(experiment: Experiment, config: TrainingConfig) -> Known:
     return chosen_volumes(experiment.layout, config, tuple(probabilities)), probabilities
 
 
-def recipe_to_check(
+def settings_to_check(
     experiment: Experiment,
     config: TrainingConfig,
     stage: str,
     kind: Kind,
     voxel_size_nm: Nm3,
     lsd: Bundle | None,
-) -> Recipe:
-    """The recipe of a training on the device of its jobs. Raises what resolve_recipe raises."""
+) -> TrainingSettings:
+    """The settings of a training on the device of its jobs. Raises what resolve_settings raises."""
     device = device_of_jobs(experiment, config.backend)
-    return resolve_recipe(experiment, config, stage, kind, voxel_size_nm=voxel_size_nm, lsd=lsd, device=device)
+    return resolve_settings(experiment, config, stage, kind, voxel_size_nm=voxel_size_nm, lsd=lsd, device=device)
 
 
-def recipe_problems(recipe: Recipe) -> list[StageError]:
+def settings_problems(settings: TrainingSettings) -> list[StageError]:
     """Settings that contradict each other or do not suit the voxel size."""
-    return [*shape_problems(recipe), *problems_of([lambda: _check_sigma(recipe)])]
+    return [*shape_problems(settings), *problems_of([lambda: _check_sigma(settings)])]
 
 
-def shape_problems(recipe: Recipe) -> list[StageError]:
+def shape_problems(settings: TrainingSettings) -> list[StageError]:
     """Settings that do not suit the shapes of the network, whatever the voxel size."""
-    return problems_of([lambda: _check_downsample(recipe), lambda: _check_misalignment(recipe)])
+    return problems_of([lambda: _check_downsample(settings), lambda: _check_misalignment(settings)])
 
 
 def device_of_jobs(experiment: Experiment, backend: str) -> str:
@@ -102,9 +102,9 @@ def device_of_jobs(experiment: Experiment, backend: str) -> str:
     return choose_device(wanted, backend)
 
 
-def _check_sigma(recipe: Recipe) -> None:
+def _check_sigma(settings: TrainingSettings) -> None:
     """Raise ConfigError if sigma is less than half a voxel, or more than half the network's input, on all axes."""
-    targets, seen = recipe.targets, recipe.shapes.network_input_vox
+    targets, seen = settings.targets, settings.shapes.network_input_vox
     if not targets.lsds:
         return
     sigma_vox = [s / v for s, v in zip(targets.sigma_nm, targets.voxel_size_nm, strict=True)]
@@ -114,7 +114,7 @@ def _check_sigma(recipe: Recipe) -> None:
     half_nm = [n * v / 2 for n, v in zip(seen, targets.voxel_size_nm, strict=True)]
     raise ConfigError(
         "sigma does not suit the voxels and the network",
-        where=f"{recipe.stage}.sigma",
+        where=f"{settings.stage}.sigma",
         wanted=f"from half a voxel to half the input of the network: at most {_text(half_nm)} nm "
         f"(input {list(seen)} vox)",
         found=f"{_text(targets.sigma_nm)} nm = {_text(sigma_vox)} vox",
@@ -123,24 +123,24 @@ def _check_sigma(recipe: Recipe) -> None:
     )
 
 
-def _check_downsample(recipe: Recipe) -> None:
-    step, output = recipe.targets.lsd_downsample, recipe.shapes.output_vox
-    if recipe.targets.lsds and any(n % step for n in output):
+def _check_downsample(settings: TrainingSettings) -> None:
+    step, output = settings.targets.lsd_downsample, settings.shapes.output_vox
+    if settings.targets.lsds and any(n % step for n in output):
         raise ConfigError(
             "lsd_downsample does not divide the output of the network",
-            where=f"{recipe.stage}.lsd_downsample",
+            where=f"{settings.stage}.lsd_downsample",
             wanted=f"a divisor of {list(output)} vox",
             found=step,
             fix="set lsd_downsample = 1, or another input_shape_vox",
         )
 
 
-def _check_misalignment(recipe: Recipe) -> None:
-    reach, (_, y, x) = recipe.augmentation.max_misalign_vox, recipe.shapes.network_input_vox
+def _check_misalignment(settings: TrainingSettings) -> None:
+    reach, (_, y, x) = settings.augmentation.max_misalign_vox, settings.shapes.network_input_vox
     if 2 * reach >= min(y, x):
         raise ConfigError(
             "sections would be moved out of the patch",
-            where=f"{recipe.stage}.max_misalign_vox",
+            where=f"{settings.stage}.max_misalign_vox",
             wanted=f"less than half the input of the network, {[y, x]} vox (y, x)",
             found=reach,
             fix="10 voxels are usual for misaligned sections",

@@ -17,7 +17,7 @@ from lsdflow_command.progress import MONITOR, Progress
 from lsdflow_contract.files import storage_errors, write_atomically
 from lsdflow_training.mlflow_log import MlflowLog
 from lsdflow_training.schedule import seconds_left
-from lsdflow_training.settings import Recipe
+from lsdflow_training.settings import TrainingSettings
 
 COLUMNS = ("iteration", "loss", "it_per_s", "learning_rate", "validation_loss")
 
@@ -113,13 +113,15 @@ def _truncate(path: Path, last_iteration: int) -> None:
     write_atomically(path, lambda file: file.write(("\n".join(kept) + "\n").encode()))
 
 
-def training_progress(recipe: Recipe, iteration: int, minutes: float, visible: bool) -> Progress | nullcontext[None]:
+def training_progress(
+    settings: TrainingSettings, iteration: int, minutes: float, visible: bool
+) -> Progress | nullcontext[None]:
     """Progress from `iteration` on, `minutes` after the start; empty unless `visible` (the first process)."""
     if not visible:
         return nullcontext()
-    how = recipe.schedules
-    progress = Progress(recipe.stage, how.max_iteration, "iteration", iteration, seconds_left(how, minutes))
-    progress.gauges["patches_per_iteration"] = recipe.step.effective_batch
+    how = settings.schedules
+    progress = Progress(settings.stage, how.max_iteration, "iteration", iteration, seconds_left(how, minutes))
+    progress.gauges["patches_per_iteration"] = settings.step.effective_batch
     return progress
 
 

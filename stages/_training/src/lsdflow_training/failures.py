@@ -12,7 +12,7 @@ from types import FrameType
 
 from lsdflow_command.interruption import end_if_asked, heard
 from lsdflow_contract.errors import BadData, ConfigError
-from lsdflow_training.settings import Recipe
+from lsdflow_training.settings import TrainingSettings
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 # Used when the weights are not finite although the loss was.
@@ -55,7 +55,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 @contextmanager
-def memory_errors(recipe: Recipe) -> Iterator[None]:
+def memory_errors(settings: TrainingSettings) -> Iterator[None]:
     """Replace an error for lack of memory by a ConfigError that names options which need less."""
     from lsdflow_network.out_of_memory import is_out_of_memory  # torch takes seconds to load
 
@@ -65,7 +65,7 @@ def memory_errors(recipe: Recipe) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise does_not_fit(
-            error, f"{recipe.stage} on {recipe.device}, patches of {list(recipe.shapes.raw_vox)} vox"
+            error, f"{settings.stage} on {settings.device}, patches of {list(settings.shapes.raw_vox)} vox"
         ) from error
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lsdflow_contract.errors import OutputConflict
 from lsdflow_training.backends import tensorflow_backend
 from lsdflow_training.run import Prepared
-from lsdflow_training.settings import Distribution, Recipe, Records, Steering
+from lsdflow_training.settings import Distribution, Records, Steering, TrainingSettings
 
 if TYPE_CHECKING:
     from lsdflow_training.build import FrozenLsd
@@ -41,14 +41,14 @@ def measure_training(prepared: Prepared, folder: Path, lsd: FrozenLsd | None = N
     else:
         from lsdflow_training.trainer import train
     folder.mkdir(parents=True, exist_ok=True)
-    recipe = _some_steps(prepared.recipe)
-    outcome = train(recipe, prepared.sources, folder, prepared.key, lsd)
+    settings = _some_steps(prepared.settings)
+    outcome = train(settings, prepared.sources, folder, prepared.key, lsd)
     return {
         "it_per_s": steady_speed(folder / "loss.csv"),
         "iteration": outcome.iteration,
         "seconds": 60 * outcome.minutes,
-        "peak_rss_mib": _peak_rss_mib(recipe.num_workers),
-        **({"device": recipe.device} if with_tensorflow else _device_taken(recipe.device)),
+        "peak_rss_mib": _peak_rss_mib(settings.num_workers),
+        **({"device": settings.device} if with_tensorflow else _device_taken(settings.device)),
         "host": socket.gethostname(),
     }
 
@@ -66,17 +66,17 @@ def steady_speed(losses: Path) -> float:
     return (end - begin) / (end / speed - begin_s)
 
 
-def _some_steps(recipe: Recipe) -> Recipe:
-    """The recipe for a few steps of one process, without validation, early stopping or records."""
+def _some_steps(settings: TrainingSettings) -> TrainingSettings:
+    """The settings for a few steps of one process, without validation, early stopping or records."""
     how = replace(
-        recipe.schedules,
-        max_iteration=min(MOST_STEPS, recipe.schedules.max_iteration),
+        settings.schedules,
+        max_iteration=min(MOST_STEPS, settings.schedules.max_iteration),
         max_minutes=MOST_MINUTES,
         validation_patches=0,
     )
-    alone = replace(recipe.distribution, processes=Distribution.processes)
-    steering = replace(recipe.steering, patience=Steering.patience)
-    return replace(recipe, schedules=how, distribution=alone, steering=steering, records=Records())
+    alone = replace(settings.distribution, processes=Distribution.processes)
+    steering = replace(settings.steering, patience=Steering.patience)
+    return replace(settings, schedules=how, distribution=alone, steering=steering, records=Records())
 
 
 def _peak_rss_mib(workers: int) -> float:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import BadData, ConfigError, Interrupted, MissingInput, NotInstalled
 from lsdflow_contract.files import read_json, write_json
-from lsdflow_training.settings import Recipe
+from lsdflow_training.settings import TrainingSettings
 
 LOG = logging.getLogger("lsdflow.training")
 LOCAL = "local"
@@ -207,22 +207,22 @@ class MlflowRun:
             self._tag(changed)
 
 
-def run_facts(recipe: Recipe, training_key: str) -> RunFacts:
+def run_facts(settings: TrainingSettings, training_key: str) -> RunFacts:
     """The facts that are logged for this training."""
-    name = f"{recipe.records.experiment} {recipe.stage}".strip()
+    name = f"{settings.records.experiment} {settings.stage}".strip()
     tags = {
-        "stage": recipe.stage,
-        "experiment": recipe.records.experiment,
+        "stage": settings.stage,
+        "experiment": settings.records.experiment,
         "training_key": training_key,
         "contract": CONTRACT_VERSION,
     }
-    return RunFacts(training_key, name, tags, parameters(recipe))
+    return RunFacts(training_key, name, tags, parameters(settings))
 
 
-def parameters(recipe: Recipe) -> dict[str, str]:
-    """The recipe as flat text: "targets.sigma_nm" = "[24, 24, 24]"; without values that are None, and records."""
-    everything = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(recipe) if f.name != "records"}
-    everything["unet"] = recipe.unet.model_dump(mode="json", exclude_none=True)
+def parameters(settings: TrainingSettings) -> dict[str, str]:
+    """The settings as flat text: "targets.sigma_nm" = "[24, 24, 24]"; without values that are None, and records."""
+    everything = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings) if f.name != "records"}
+    everything["unet"] = settings.unet.model_dump(mode="json", exclude_none=True)
     return {name: value[:LONGEST_VALUE] for name, value in _flat("", everything)}
 
 
@@ -312,11 +312,11 @@ class MlflowLog:
 
 
 def open_mlflow(
-    recipe: Recipe, folder: Path, training_key: str, ended: Callable[[], tuple[str | None, int]]
+    settings: TrainingSettings, folder: Path, training_key: str, ended: Callable[[], tuple[str | None, int]]
 ) -> MlflowLog | None:
-    """The log that the recipe requests, or None."""
-    uri = recipe.records.mlflow
-    return None if uri is None else MlflowLog(uri, folder, run_facts(recipe, training_key), ended)
+    """The log in MLflow that the settings ask for, or None."""
+    uri = settings.records.mlflow
+    return None if uri is None else MlflowLog(uri, folder, run_facts(settings, training_key), ended)
 
 
 def import_mlflow() -> Any:

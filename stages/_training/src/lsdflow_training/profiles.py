@@ -42,7 +42,7 @@ class Profile:
     checkpoint_every: int
     keep_checkpoints: int
     snapshot_every: int
-    # fields of recipe.Augmentation whose values differ from the published augmentation of isotropic volumes
+    # fields of settings.Augmentation whose values differ from the published augmentation of isotropic volumes
     augmentation: Mapping[str, Any] = field(default_factory=dict)
     # kernels by level, the finest first; None: 3, 3, 3 everywhere
     kernels_down: Kernels | None = None

@@ -29,13 +29,13 @@ from lsdflow_training.settings import (
     DataPath,
     Distribution,
     InitialWeights,
-    Recipe,
     Records,
     Schedules,
     Shapes,
     Steering,
     StepOptions,
     Targets,
+    TrainingSettings,
 )
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ OUTPUTS: dict[Kind, dict[str, int]] = {
 BEFORE_THE_DEVICE = ("ignore_ids", "sparse_labels")  # applied to the data that is read, before either data path
 
 
-def resolve_recipe(
+def resolve_settings(
     experiment: Experiment,
     config: TrainingConfig,
     stage: str,
@@ -65,8 +65,8 @@ def resolve_recipe(
     voxel_size_nm: Nm3,
     lsd: Bundle | None,
     device: str | None = None,
-) -> Recipe:
-    """The complete recipe of a training.
+) -> TrainingSettings:
+    """The complete settings of one training.
 
     lsd: the LSD bundle of an acrlsd training. device: None = that of [compute].  Raises ConfigError for shapes that
     the network does not support.
@@ -80,7 +80,7 @@ def resolve_recipe(
     sharing = distribution.processes * (ranks.local_world_size if "RANK" in os.environ else 1)
     workers, threads = _workers_and_threads(config, sharing)
     outputs = _outputs(kind, _neighborhood(config))
-    return Recipe(
+    return TrainingSettings(
         stage=stage,
         kind=kind,
         unet=unet,
@@ -279,7 +279,7 @@ def _or(given: T | None, otherwise: T) -> T:
 def checked_data_path(pipeline: DataPath, lsd_engine: str, targets: Any) -> DataPath:
     """The data path. Raises ConfigError for options that only gunpowder supports.
 
-    targets: of the recipe. The device supports their published options, which are the fields without a default.
+    targets: those of the training. The device supports their published options: the fields without a default.
     """
     if pipeline == "gunpowder":
         return pipeline
@@ -348,12 +348,12 @@ def _gpus(device: str, backend: str) -> int:
 
 
 def resolve_records(config: RecordsConfig, experiment: str) -> Records:
-    """The options for the recipe. Raises ConfigError for a URI that cannot be used."""
+    """Which records the training writes for users. Raises ConfigError for a URI that cannot be used."""
     return Records(config.profile_steps, checked_uri(config.mlflow), experiment)
 
 
 def resolve_steering(config: SteeringConfig) -> Steering:
-    """The options for the recipe."""
+    """The options for the settings."""
     return Steering(config.patience_iterations, config.min_improvement, config.average_decay)
 
 

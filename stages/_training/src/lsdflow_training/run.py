@@ -19,7 +19,7 @@ from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, differences, read_manifest, work_key
 from lsdflow_contract.trainings import make_current, training_folder, training_outputs
 from lsdflow_training.backends import tensorflow_backend
-from lsdflow_training.checks import device_of_jobs, recipe_problems
+from lsdflow_training.checks import device_of_jobs, settings_problems
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.volumes import (
     Source,
@@ -32,8 +32,8 @@ from lsdflow_training.data.volumes import (
 )
 from lsdflow_training.mlflow_log import mlflow_problems
 from lsdflow_training.processes.ranks import ranks_of_environment
-from lsdflow_training.resolve import resolve_recipe
-from lsdflow_training.settings import Recipe, training_parameters
+from lsdflow_training.resolve import resolve_settings
+from lsdflow_training.settings import TrainingSettings, training_parameters
 
 LOG = logging.getLogger("lsdflow.training")
 PATCHES_PER_STEP = "patches_per_step"  # key in the facts of the manifest
@@ -61,25 +61,25 @@ class Prepared:
 
     experiment: Experiment
     config: TrainingConfig
-    recipe: Recipe
+    settings: TrainingSettings
     sources: list[Source]
     inputs: dict[str, str]
 
     @property
     def key(self) -> str:
         """Key of the training: a hash of its parameters and inputs."""
-        return work_key(self.recipe.stage, json.loads(json.dumps(training_parameters(self.recipe))), self.inputs)
+        return work_key(self.settings.stage, json.loads(json.dumps(training_parameters(self.settings))), self.inputs)
 
     @property
     def folder(self) -> Path:
         """The folder in the results that the training writes to; named by its key."""
-        return training_folder(self.experiment.layout, self.recipe.stage, self.key)
+        return training_folder(self.experiment.layout, self.settings.stage, self.key)
 
 
 def prepare_training(
     experiment: Experiment, config: TrainingConfig, stage: str, kind: Kind, lsd: Bundle | None = None
 ) -> Prepared:
-    """Read the volumes' metadata and resolve the recipe. Raises the first problem found, before anything is written."""
+    """Read the volumes' metadata, resolve the settings. Raises the first problem found, before anything is written."""
     made = read_manifest(experiment.layout, "prepare")
     inputs = {"prepare": made.identity}
     if lsd is not None:
@@ -88,8 +88,8 @@ def prepare_training(
     volumes = _volumes(experiment, config, probabilities)
     device = device_of_jobs(experiment, config.backend) if experiment.descriptions else None
     size_nm = common_voxel_size(volumes)
-    recipe = resolve_recipe(experiment, config, stage, kind, voxel_size_nm=size_nm, lsd=lsd, device=device)
-    return Prepared(experiment, config, recipe, make_sources(volumes, config, recipe, probabilities), inputs)
+    settings = resolve_settings(experiment, config, stage, kind, voxel_size_nm=size_nm, lsd=lsd, device=device)
+    return Prepared(experiment, config, settings, make_sources(volumes, config, settings, probabilities), inputs)
 
 
 def _volumes(
@@ -103,31 +103,31 @@ def run_training(prepared: Prepared, lsd: Any = None) -> None:
 
     Raises what trainer.train raises.
     """
-    recipe = prepared.recipe
-    problems = [*mlflow_problems(prepared.config.mlflow), *recipe_problems(recipe)]
-    problems += source_problems(prepared.sources, recipe)
+    settings = prepared.settings
+    problems = [*mlflow_problems(prepared.config.mlflow), *settings_problems(settings)]
+    problems += source_problems(prepared.sources, settings)
     if problems:
         raise problems[0]
     if prepared.config.backend == "tensorflow":
         _train_with_tensorflow(prepared, lsd)
         return
-    ranks, how = ranks_of_environment(os.environ), recipe.distribution
+    ranks, how = ranks_of_environment(os.environ), settings.distribution
     if how.processes > 1:
         from lsdflow_training.processes.launch import run_local_processes
 
         if ranks.rank == 0:  # the first process on the first node exports the metrics instead of this one
             hand_over()
-        run_local_processes(prepared.experiment, recipe.stage, how, ranks)
+        run_local_processes(prepared.experiment, settings.stage, how, ranks)
         return
     from lsdflow_training.processes.collectives import open_group
     from lsdflow_training.trainer import train
 
-    with open_group(ranks, recipe.device, how.peer_timeout_s) as group:
+    with open_group(ranks, settings.device, how.peer_timeout_s) as group:
         if group.writes:
             _report_other_settings(prepared)
-            make_current(prepared.experiment.layout, recipe.stage, prepared.key)
+            make_current(prepared.experiment.layout, settings.stage, prepared.key)
         group.wait_for_all()
-        outcome = train(recipe, prepared.sources, prepared.folder, prepared.key, lsd, group)
+        outcome = train(settings, prepared.sources, prepared.folder, prepared.key, lsd, group)
         if outcome.best is not None:
             _leave_manifest(prepared, outcome, outcome.best)
 
@@ -137,8 +137,8 @@ def _train_with_tensorflow(prepared: Prepared, lsd: Any) -> None:
     shared, writes = backend.prepare(prepared)
     if writes:
         _report_other_settings(shared)
-        make_current(shared.experiment.layout, shared.recipe.stage, shared.key)
-    outcome = backend.train(shared.recipe, shared.sources, shared.folder, shared.key, lsd)
+        make_current(shared.experiment.layout, shared.settings.stage, shared.key)
+    outcome = backend.train(shared.settings, shared.sources, shared.folder, shared.key, lsd)
     if outcome.best is not None:
         _leave_manifest(shared, outcome, outcome.best)
 
@@ -146,13 +146,13 @@ def _train_with_tensorflow(prepared: Prepared, lsd: Any) -> None:
 def _report_other_settings(prepared: Prepared) -> None:
     """Log how the training differs from the current one, which stays in the results."""
     with suppress(StageError):
-        earlier = read_manifest(prepared.experiment.layout, prepared.recipe.stage)
+        earlier = read_manifest(prepared.experiment.layout, prepared.settings.stage)
         changed = differences(earlier, prepared.config.recorded(), prepared.inputs)
         if earlier.key != prepared.key:
             LOG.warning(
                 "%s: another training than the current one (%s): %s. It has a folder of its own in results/; "
                 "`lsdflow use` makes the earlier one current again",
-                prepared.recipe.stage,
+                prepared.settings.stage,
                 earlier.key[:8],
                 changed or "another number of processes",
             )
@@ -167,14 +167,14 @@ def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) 
         "minutes": round(outcome.minutes, 3),
         "seconds": round(60 * outcome.minutes, 1),
         "it_per_s": round(outcome.it_per_s, 4),
-        "kind": prepared.recipe.kind,
+        "kind": prepared.settings.kind,
     }
-    if prepared.recipe.step.effective_batch > 1:
-        facts[PATCHES_PER_STEP] = prepared.recipe.step.effective_batch
-        facts["samples_per_s"] = round(outcome.it_per_s * prepared.recipe.step.effective_batch, 4)
+    if prepared.settings.step.effective_batch > 1:
+        facts[PATCHES_PER_STEP] = prepared.settings.step.effective_batch
+        facts["samples_per_s"] = round(outcome.it_per_s * prepared.settings.step.effective_batch, 4)
     if outcome.data_wait_share is not None:
         facts["data_wait_share"] = round(outcome.data_wait_share, 4)
-    stage = prepared.recipe.stage
+    stage = prepared.settings.stage
     Manifest(
         writer=Writer.of(stage),
         key=prepared.key,

@@ -175,7 +175,7 @@ class InitialWeights:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingSettings:
     """Everything a training needs apart from its volumes and its folder."""
 
     stage: str
@@ -203,14 +203,14 @@ class Recipe:
     initial: InitialWeights | None = None
 
 
-def training_parameters(recipe: Recipe) -> dict[str, Any]:
+def training_parameters(settings: TrainingSettings) -> dict[str, Any]:
     """The parameters that the result of a training depends on, for its key; not its length or what is kept.
 
     Fields that were added later count only if they differ from their default, so earlier trainings keep their key.
     """
-    everything = dataclasses.asdict(recipe)
-    everything["augmentation"] = _without_defaults(recipe.augmentation)
-    everything["targets"] = _without_defaults(recipe.targets)
+    everything = dataclasses.asdict(settings)
+    everything["augmentation"] = _without_defaults(settings.augmentation)
+    everything["targets"] = _without_defaults(settings.targets)
     for key in ("num_workers", "cache_size", "threads", "device", "precision", "predict_input_vox"):
         del everything[key]
     del (
@@ -220,17 +220,17 @@ def training_parameters(recipe: Recipe) -> dict[str, Any]:
         everything["records"],
         everything["initial"],
     )
-    if recipe.step.parameters():
-        everything["step"] = recipe.step.parameters()
+    if settings.step.parameters():
+        everything["step"] = settings.step.parameters()
     if everything["pipeline"] == "gunpowder":
         del everything["pipeline"]
-    if recipe.steering.average_decay is not None:
-        everything["average_decay"] = recipe.steering.average_decay
-    if recipe.initial is not None:
-        everything["initial_weights"] = recipe.initial.sha256
+    if settings.steering.average_decay is not None:
+        everything["average_decay"] = settings.steering.average_decay
+    if settings.initial is not None:
+        everything["initial_weights"] = settings.initial.sha256
     how = everything.pop("schedules")
     everything["schedules"] = {key: how[key] for key in ("learning_rate", "schedule", "betas")}
-    everything["unet"] = recipe.unet.model_dump()
+    everything["unet"] = settings.unet.model_dump()
     return everything
 
 
@@ -241,23 +241,23 @@ def _without_defaults(part: Augmentation | Targets) -> dict[str, Any]:
 
 
 def make_bundle(
-    recipe: Recipe, iteration: int, training_key: str, validation_loss: float | None, lsd_sha256: str | None
+    settings: TrainingSettings, iteration: int, training_key: str, validation_loss: float | None, lsd_sha256: str | None
 ) -> Bundle:
     """Bundle of an iteration; its shapes are those of the trained network itself (acrlsd: the one with 11 channels)."""
-    targets = recipe.targets
+    targets = settings.targets
     return Bundle(
-        writer=Writer.of(recipe.stage),
-        kind=recipe.kind,
+        writer=Writer.of(settings.stage),
+        kind=settings.kind,
         iteration=iteration,
-        unet=recipe.unet,
-        outputs=recipe.outputs,
+        unet=settings.unet,
+        outputs=settings.outputs,
         neighborhood=targets.neighborhood if targets.affinities else (),
-        train_input_shape_vox=recipe.shapes.network_input_vox,
-        train_output_shape_vox=recipe.shapes.output_vox,
-        predict_input_shape_vox=recipe.predict_input_vox,
-        predict_output_shape_vox=shapes.output_shape_vox(recipe.unet, recipe.predict_input_vox),
+        train_input_shape_vox=settings.shapes.network_input_vox,
+        train_output_shape_vox=settings.shapes.output_vox,
+        predict_input_shape_vox=settings.predict_input_vox,
+        predict_output_shape_vox=shapes.output_shape_vox(settings.unet, settings.predict_input_vox),
         voxel_size_nm=targets.voxel_size_nm,
-        sigma_nm=targets.sigma_nm if recipe.kind != "affinities" else None,
+        sigma_nm=targets.sigma_nm if settings.kind != "affinities" else None,
         lsd_bundle_sha256=lsd_sha256,
         training_key=training_key,
         validation_loss=validation_loss,

@@ -140,39 +140,42 @@ def imported(experiment: Experiment, stage: str) -> str | None:
 
 def training_plan(prepared: Prepared) -> dict[str, Any]:
     """The facts of a run that `plan` reports."""
-    recipe = prepared.recipe
+    settings = prepared.settings
     return {
-        "kind": recipe.kind,
+        "kind": settings.kind,
         "volumes": {s.volume.name: round(s.probability, 4) for s in prepared.sources},
         "regions": {s.volume.name: _region(s) for s in prepared.sources},
-        "raw_shape_vox": recipe.shapes.raw_vox,
-        "output_shape_vox": recipe.shapes.output_vox,
-        "voxel_size_nm": recipe.targets.voxel_size_nm,
-        "sigma_nm": recipe.targets.sigma_nm,
-        "max_iteration": recipe.schedules.max_iteration,
-        "max_minutes": recipe.schedules.max_minutes,
+        "raw_shape_vox": settings.shapes.raw_vox,
+        "output_shape_vox": settings.shapes.output_vox,
+        "voxel_size_nm": settings.targets.voxel_size_nm,
+        "sigma_nm": settings.targets.sigma_nm,
+        "max_iteration": settings.schedules.max_iteration,
+        "max_minutes": settings.schedules.max_minutes,
         "done_iterations": max(bundle_iterations(prepared.folder / "checkpoints"), default=0),
-        "device": recipe.device,
-        "workers": recipe.num_workers,
-        "processes": recipe.step.effective_batch // recipe.step.accumulate,
-        PATCHES_PER_STEP: recipe.step.effective_batch,
-        "multiply_adds": recipe.step.effective_batch * multiply_adds(recipe.unet, recipe.shapes.network_input_vox),
+        "device": settings.device,
+        "workers": settings.num_workers,
+        "processes": settings.step.effective_batch // settings.step.accumulate,
+        PATCHES_PER_STEP: settings.step.effective_batch,
+        "multiply_adds": settings.step.effective_batch
+        * multiply_adds(settings.unet, settings.shapes.network_input_vox),
     }
 
 
 def describe_network(prepared: Prepared, lsd: Bundle | None) -> None:
     """Write the bundle that a training would write, without weights, a best.json for it, and a manifest."""
-    layout, recipe = prepared.experiment.layout, prepared.recipe
+    layout, settings = prepared.experiment.layout, prepared.settings
     weights = f"{PLANNED}{prepared.key}"
     bundle = make_bundle(
-        recipe, recipe.schedules.max_iteration or 0, prepared.key, None, lsd.weights_sha256 if lsd else None
+        settings, settings.schedules.max_iteration or 0, prepared.key, None, lsd.weights_sha256 if lsd else None
     ).model_copy(update={"weights_sha256": weights})
-    folder = bundle_folder(layout.checkpoints(recipe.stage), bundle.iteration)
+    folder = bundle_folder(layout.checkpoints(settings.stage), bundle.iteration)
     folder.mkdir(parents=True)
     write_json(folder / BUNDLE_JSON, bundle.model_dump(mode="json"))
-    write_best(layout.best_checkpoint(recipe.stage), BestCheckpoint(iteration=bundle.iteration, weights_sha256=weights))
+    write_best(
+        layout.best_checkpoint(settings.stage), BestCheckpoint(iteration=bundle.iteration, weights_sha256=weights)
+    )
     Manifest(
-        writer=Writer.of(recipe.stage),
+        writer=Writer.of(settings.stage),
         key=prepared.key,
         config=prepared.config.recorded(),
         inputs=prepared.inputs,

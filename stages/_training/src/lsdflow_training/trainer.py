@@ -41,7 +41,7 @@ from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.sharding import all_finite, require_same_weights, whole_optimizer, whole_weights
 from lsdflow_training.run import Outcome
 from lsdflow_training.schedule import learning_rate, scaled, used_up
-from lsdflow_training.settings import Recipe, make_bundle
+from lsdflow_training.settings import TrainingSettings, make_bundle
 from lsdflow_training.snapshots import pictures, snapshot_path, write_snapshot
 from lsdflow_training.step import AveragedWeights, StepResult, train_step
 from lsdflow_training.timing import DataWait, NodeTimes, step_profile
@@ -51,20 +51,20 @@ LOG = logging.getLogger("lsdflow.training")
 
 
 def train(
-    recipe: Recipe,
+    settings: TrainingSettings,
     sources: Sequence[Source],
     folder: Path,
     training_key: str,
     lsd: FrozenLsd | None = None,
     group: Group | None = None,
 ) -> Outcome:
-    """Train to recipe.schedules.max_iteration, resuming from `folder`. group: the other processes, if there are any.
+    """Train to settings.schedules.max_iteration, resuming from `folder`. group: the other processes, if there are any.
 
     Raises Interrupted (75) after a signal, BadData if the loss or the weights are not finite, ConfigError if the
     training does not fit in memory, OutputConflict if the folder holds another training.
     """
-    with memory_errors(recipe):
-        return Trainer(recipe, sources, folder, training_key, lsd, group or Group()).run()
+    with memory_errors(settings):
+        return Trainer(settings, sources, folder, training_key, lsd, group or Group()).run()
 
 
 class Trainer:
@@ -72,7 +72,7 @@ class Trainer:
 
     def __init__(
         self,
-        recipe: Recipe,
+        settings: TrainingSettings,
         sources: Sequence[Source],
         folder: Path,
         training_key: str,
@@ -80,21 +80,22 @@ class Trainer:
         group: Group | None = None,
     ) -> None:
         self.group = group or Group()
-        torch.set_num_threads(recipe.threads)
-        torch.manual_seed(recipe.seed)
-        self.recipe, self.sources, self.folder, self.training_key, self.lsd = recipe, sources, folder, training_key, lsd
+        torch.set_num_threads(settings.threads)
+        torch.manual_seed(settings.seed)
+        self.settings, self.sources, self.lsd = settings, sources, lsd
+        self.folder, self.training_key = folder, training_key
         self.checkpoints = folder / "checkpoints"
         self.keys: Keys = make_keys()
-        self.device = device_of(recipe.device, self.group)
-        self.precision = training_precision(recipe, self.group, self.device)
-        self.trained = new_network(recipe)
-        self.network, gradients = build_network(recipe, self.trained, lsd, self.group, self.device, self.precision)
+        self.device = device_of(settings.device, self.group)
+        self.precision = training_precision(settings, self.group, self.device)
+        self.trained = new_network(settings)
+        self.network, gradients = build_network(settings, self.trained, lsd, self.group, self.device, self.precision)
         self.gradients = gradients if self.group.alone else replace(gradients, agree=self._agree)
-        self.optimizer = make_optimizer(recipe, self.trained)
-        self.learning_rate_factor = scaled(recipe.step.learning_rate_scaling, recipe.step.effective_batch)
-        decay = recipe.steering.average_decay
+        self.optimizer = make_optimizer(settings, self.trained)
+        self.learning_rate_factor = scaled(settings.step.learning_rate_scaling, settings.step.effective_batch)
+        decay = settings.steering.average_decay
         self.average = None if decay is None else AveragedWeights(self.trained, decay)
-        self.watch = Watch(folder, recipe.steering, self.group)
+        self.watch = Watch(folder, settings.steering, self.group)
         self.iteration = 0
         self.saved = 0
         self.minutes_before = 0.0
@@ -115,7 +116,7 @@ class Trainer:
             end_if_asked()
             compile_everything()
             ranks = self.group.ranks
-            self.patches = read_patches(self.keys, self.recipe, self.sources, ranks.rank, ranks.world_size)
+            self.patches = read_patches(self.keys, self.settings, self.sources, ranks.rank, ranks.world_size)
             self.watch.begin(self.patches)
             self._log_step_options()
             self.started = time.monotonic()
@@ -134,16 +135,16 @@ class Trainer:
         seconds = max(time.monotonic() - self.started, 1e-9)
         best = self._choose() if self.group.writes else None
         rate = (self.iteration - begun_at) / seconds
-        samples = rate * self.recipe.step.effective_batch
+        samples = rate * self.settings.step.effective_batch
         LOG.info("%.3g it/s, %.3g samples/s with %d processes", rate, samples, self.group.ranks.world_size)
         return Outcome(self.iteration, best, self._minutes(), rate, self._ended_by() or "", self.data_wait.share)
 
     def _loop(self, curves: Curves | None) -> None:
-        how, ranks, step = self.recipe.schedules, self.group.ranks, self.recipe.step
+        how, ranks, step = self.settings.schedules, self.group.ranks, self.settings.step
         numbers = BatchNumbers(self.iteration * step.accumulate * ranks.world_size + ranks.rank + 1, ranks.world_size)
-        stream = make_stream(self.keys, self.recipe, self.sources, numbers, self.times)
-        profile = step_profile(self.recipe.records.profile_steps, self.folder, self.recipe.device, ranks.rank)
-        bar = training_progress(self.recipe, self.iteration, self.minutes_before, self.group.writes)
+        stream = make_stream(self.keys, self.settings, self.sources, numbers, self.times)
+        profile = step_profile(self.settings.records.profile_steps, self.folder, self.settings.device, ranks.rank)
+        bar = training_progress(self.settings, self.iteration, self.minutes_before, self.group.writes)
         with stream as batches, bar as progress, profile as profiled:
             while not self._finished() and not self._stops():
                 with self.data_wait:
@@ -155,14 +156,14 @@ class Trainer:
                     self._log(curves, result, progress)
                 if self.iteration % how.validation_every == 0 and self.iteration % how.checkpoint_every:
                     self._validate(curves)
-                if self.iteration % self.recipe.distribution.check_weights_every == 0:
-                    require_same_weights(self.trained, self.group, self.recipe.distribution)
+                if self.iteration % self.settings.distribution.check_weights_every == 0:
+                    require_same_weights(self.trained, self.group, self.settings.distribution)
                 if self.iteration % how.checkpoint_every == 0 and not self._finished():
                     self._checkpoint(curves)
                 profiled(self.iteration)
 
     def _step(self, batches: Sequence[gp.Batch], curves: Curves | None) -> StepResult:
-        how = self.recipe.schedules
+        how = self.settings.schedules
         number = self.iteration + 1
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(how, number, self._minutes()) * self.learning_rate_factor
@@ -179,8 +180,8 @@ class Trainer:
         if snapshot and curves is not None:
             curves.add_pictures(number, pictures(patches[-1], result))
             path = snapshot_path(self.folder / "snapshots", number)
-            size = self.recipe.targets.voxel_size_nm
-            write_snapshot(path, self.recipe.kind, batches[-1], self.keys, result=result, voxel_size_nm=size)
+            size = self.settings.targets.voxel_size_nm
+            write_snapshot(path, self.settings.kind, batches[-1], self.keys, result=result, voxel_size_nm=size)
         return result
 
     def _agree(self, mine: StepResult) -> StepResult:
@@ -205,22 +206,22 @@ class Trainer:
         return not_finite("loss is", f"loss {loss}", number=number, saved=self.saved, batches=batches, process=process)
 
     def _batches(self, number: int) -> range:
-        return batches_of(number, self.recipe.step.effective_batch)
+        return batches_of(number, self.settings.step.effective_batch)
 
     def _log(self, curves: Curves, result: StepResult, progress: Progress) -> None:
-        how, rate = self.recipe.schedules, self.optimizer.param_groups[0]["lr"]
+        how, rate = self.settings.schedules, self.optimizer.param_groups[0]["lr"]
         count_iteration(progress, result.losses, rate)
         if self.iteration % max(1, how.max_iteration // 20_000) == 0:
             curves.add(self.iteration, result.losses, progress.rate(), rate)
         if self.iteration % how.profile_every == 0:
             LOG.info("data pipeline, per batch:\n%s", self.times.table())
             self.data_wait.log(curves, self.iteration)
-            LOG.info("%.3g samples/s", progress.rate() * self.recipe.step.effective_batch)
+            LOG.info("%.3g samples/s", progress.rate() * self.settings.step.effective_batch)
 
     def _validate(self, curves: Curves | None) -> float | None:
         if self.iteration in self.validated:
             return self.validated[self.iteration]
-        raw_vox, precision = self.recipe.shapes.raw_vox, self.precision
+        raw_vox, precision = self.settings.shapes.raw_vox, self.precision
         with self._saved_weights():
             value = shared_validation_loss(
                 self.network, self.patches, self.group, raw_vox, device=self.device, precision=precision
@@ -253,14 +254,14 @@ class Trainer:
         self.saved = self.iteration
         if curves is not None:
             curves.flush()
-            bundle = make_bundle(self.recipe, self.iteration, self.training_key, value, self._lsd_sha256())
+            bundle = make_bundle(self.settings, self.iteration, self.training_key, value, self._lsd_sha256())
             scaler = {} if self.gradients.scaler is None else self.gradients.scaler.state_dict()
             state = TrainingState(optimizer, torch.get_rng_state(), self._minutes(), scaler=scaler, weights=own)
             ckpt.save_checkpoint(self.checkpoints, bundle, weights, state)
             self._choose()
 
     def _choose(self) -> BestCheckpoint:
-        return ckpt.keep_best(self.folder, self.training_key, self.recipe.schedules.keep_checkpoints)
+        return ckpt.keep_best(self.folder, self.training_key, self.settings.schedules.keep_checkpoints)
 
     def _resume(self) -> None:
         """All processes resume from the checkpoint that the first one finds."""
@@ -284,15 +285,15 @@ class Trainer:
     def _curves(self) -> Curves | nullcontext[None]:
         if not self.group.writes:
             return nullcontext()
-        mlflow = open_mlflow(self.recipe, self.folder, self.training_key, lambda: (self._ended_by(), self.iteration))
+        mlflow = open_mlflow(self.settings, self.folder, self.training_key, lambda: (self._ended_by(), self.iteration))
         return Curves(self.folder, self.iteration, mlflow)
 
     def _log_step_options(self) -> None:
-        step, world = self.recipe.step, self.group.ranks.world_size
+        step, world = self.settings.step, self.group.ranks.world_size
         if step.effective_batch > 1:
             LOG.info(
                 "%d patches a step (%d processes x accumulate %d), %s; learning rate x %.4g (%s)",
-                *(step.effective_batch, world, step.accumulate, self.recipe.distribution.strategy),
+                *(step.effective_batch, world, step.accumulate, self.settings.distribution.strategy),
                 *(self.learning_rate_factor, step.learning_rate_scaling),
             )
 
@@ -313,4 +314,4 @@ class Trainer:
         """The reason for the end: the verdict on the validation loss, or the limit that is reached; else None."""
         if self.watch.verdict != "continue":
             return self.watch.verdict
-        return used_up(self.recipe.schedules, self.iteration, self._minutes())
+        return used_up(self.settings.schedules, self.iteration, self._minutes())

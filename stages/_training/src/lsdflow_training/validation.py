@@ -34,7 +34,7 @@ from lsdflow_training.data.patch import Patch, to_patch
 from lsdflow_training.data.pipeline import Keys, batch_request, validation_pipeline
 from lsdflow_training.data.volumes import Source
 from lsdflow_training.processes.collectives import Group
-from lsdflow_training.settings import Recipe, Steering
+from lsdflow_training.settings import Steering, TrainingSettings
 from lsdflow_training.step import TrainingPrecision, forward_loss
 
 LOG = logging.getLogger("lsdflow.training")
@@ -62,24 +62,24 @@ def patch_begins(slab: Box, output_vox: Vox3, count: int) -> list[Vox3]:
 
 
 def read_patches(
-    keys: Keys, recipe: Recipe, sources: Sequence[Source], rank: int = 0, processes: int = 1
+    keys: Keys, settings: TrainingSettings, sources: Sequence[Source], rank: int = 0, processes: int = 1
 ) -> list[Patch]:
     """The share of this process of the validation patches, on the CPU; empty if nothing is held out."""
     held_out = [source for source in sources if source.validation is not None]
-    per_volume = math.ceil(recipe.schedules.validation_patches / max(len(held_out), 1))
+    per_volume = math.ceil(settings.schedules.validation_patches / max(len(held_out), 1))
     mine = slice(rank, None, processes)
-    return [patch for source in held_out for patch in _patches_of(keys, recipe, source, per_volume, mine)]
+    return [patch for source in held_out for patch in _patches_of(keys, settings, source, per_volume, mine)]
 
 
-def _patches_of(keys: Keys, recipe: Recipe, source: Source, count: int, mine: slice) -> list[Patch]:
+def _patches_of(keys: Keys, settings: TrainingSettings, source: Source, count: int, mine: slice) -> list[Patch]:
     if source.validation is None:
         return []
-    pipeline = validation_pipeline(keys, recipe, source)
+    pipeline = validation_pipeline(keys, settings, source)
     patches = []
     with gp.build(pipeline):
-        for number, begin in list(enumerate(patch_begins(source.validation, recipe.shapes.output_vox, count)))[mine]:
+        for number, begin in list(enumerate(patch_begins(source.validation, settings.shapes.output_vox, count)))[mine]:
             end_if_asked()
-            request = seeded(batch_request(keys, recipe, begin), batch_seed(recipe.seed, number))
+            request = seeded(batch_request(keys, settings, begin), batch_seed(settings.seed, number))
             patches.append(to_patch(pipeline.request_batch(request), keys, torch.device("cpu")))
     return [patch for patch in patches if any(bool((w > 0).any()) for w in patch.weights.values())]
 

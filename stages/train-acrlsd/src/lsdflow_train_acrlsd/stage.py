@@ -56,7 +56,7 @@ class TrainAcrlsd(TrainStage):
         prepared = super().prepare(experiment)
         lsd = self.lsd_bundle(experiment)
         if lsd is not None:
-            check_lsd_bundle(lsd, prepared.recipe.targets)
+            check_lsd_bundle(lsd, prepared.settings.targets)
         return prepared
 
     def doctor(self, experiment: Experiment | None) -> dict[str, Any]:

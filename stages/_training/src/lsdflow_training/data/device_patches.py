@@ -26,7 +26,7 @@ from lsdflow_training.augmentation.nodes import ElasticAugment, IntensityNode
 from lsdflow_training.data.nodes import ApplyBackground, CompactIds, GrowBoundary, TrainedVoxels
 from lsdflow_training.data.patch import DevicePatch, Patch
 from lsdflow_training.data.pipeline import Keys
-from lsdflow_training.settings import Recipe
+from lsdflow_training.settings import TrainingSettings
 from lsdflow_training.targets.boundaries import compact_ids
 from lsdflow_training.targets.lsd_node import AddLsdTargets
 from lsdflow_training.targets.torch_targets import make_targets
@@ -216,7 +216,7 @@ def _box(roi: gp.Roi) -> Box:
 
 
 @torch.no_grad()
-def make_patch(crops: Crops, recipe: Recipe, device: torch.device) -> DevicePatch:
+def make_patch(crops: Crops, settings: TrainingSettings, device: torch.device) -> DevicePatch:
     """The patch that the gunpowder pipeline makes of the same batch. Raises BadData unless raw is u8, u16 or f32."""
     volumes = {
         "raw": to_device(crops.raw, device).to(torch.float32) * (1 / _greatest(crops.raw)),
@@ -230,8 +230,8 @@ def make_patch(crops: Crops, recipe: Recipe, device: torch.device) -> DevicePatc
         raw = changed(raw, change)
     raw = raw * 2 - 1
     begin = crops.labels_box.begin_vox
-    output = Box((0, 0, 0), recipe.shapes.output_vox).translate((-begin[0], -begin[1], -begin[2]))
-    made = make_targets(volumes["labels"], volumes["mask"], output, recipe.targets, recipe.augmentation.anisotropic)
+    output = Box((0, 0, 0), settings.shapes.output_vox).translate((-begin[0], -begin[1], -begin[2]))
+    made = make_targets(volumes["labels"], volumes["mask"], output, settings.targets, settings.augmentation.anisotropic)
     patch = Patch(
         raw=raw[None, None].contiguous(memory_format=memory_format(device)),
         targets={name: value[None] for name, value in made.targets.items()},

@@ -37,7 +37,7 @@ from lsdflow_training.data.nodes import (
 from lsdflow_training.data.random_location import RandomLocation
 from lsdflow_training.data.volumes import Source as Source  # noqa: PLC0414 (the trainer imports it from here)
 from lsdflow_training.data.volumes import TrainingVolume
-from lsdflow_training.settings import Augmentation, Recipe, Targets
+from lsdflow_training.settings import Augmentation, Targets, TrainingSettings
 from lsdflow_training.targets.lsd_node import AddLsdTargets
 
 
@@ -63,16 +63,16 @@ def make_keys() -> Keys:
     return Keys(*(gp.ArrayKey(name) for name in names))
 
 
-def batch_request(keys: Keys, recipe: Recipe, at_vox: Vox3 | None = None) -> gp.BatchRequest:
+def batch_request(keys: Keys, settings: TrainingSettings, at_vox: Vox3 | None = None) -> gp.BatchRequest:
     """Request for one patch: raw of full size, all other arrays of the output size, centred.
 
     at_vox: begin of the output in the volume (validation); None for a random location.
     """
-    raw, output = gp.Coordinate(recipe.shapes.raw_vox), gp.Coordinate(recipe.shapes.output_vox)
+    raw, output = gp.Coordinate(settings.shapes.raw_vox), gp.Coordinate(settings.shapes.output_vox)
     request = gp.BatchRequest()
     wanted = [keys.labels, keys.mask]
-    wanted += [keys.lsds, keys.lsds_weight] if recipe.targets.lsds else []
-    wanted += [keys.affs, keys.affs_weight] if recipe.targets.affinities else []
+    wanted += [keys.lsds, keys.lsds_weight] if settings.targets.lsds else []
+    wanted += [keys.affs, keys.affs_weight] if settings.targets.affinities else []
     begin = gp.Coordinate((0, 0, 0) if at_vox is None else at_vox)
     request[keys.raw] = gp.ArraySpec(roi=gp.Roi(begin - (raw - output) / 2, raw))
     for key in wanted:
@@ -80,26 +80,30 @@ def batch_request(keys: Keys, recipe: Recipe, at_vox: Vox3 | None = None) -> gp.
     return request
 
 
-def training_pipeline(keys: Keys, recipe: Recipe, sources: Sequence[Source]) -> gp.Pipeline:
+def training_pipeline(keys: Keys, settings: TrainingSettings, sources: Sequence[Source]) -> gp.Pipeline:
     """Random augmented patches from all volumes."""
-    padding = labels_padding_vox(recipe)
+    padding = labels_padding_vox(settings)
     branches = tuple(
-        volume_source(keys, source.volume, recipe.targets, padding, outside=source.validation)
+        volume_source(keys, source.volume, settings.targets, padding, outside=source.validation)
         + RandomLocation(
-            recipe.min_masked, keys.mask, recipe.shapes.output_vox, source.volume.name, recipe.targets.sparse_labels
+            settings.min_masked,
+            keys.mask,
+            settings.shapes.output_vox,
+            source.volume.name,
+            settings.targets.sparse_labels,
         )
         for source in sources
     )
     pipeline = branches + gp.RandomProvider(probabilities=[source.probability for source in sources])
-    for node in augmentation_nodes(keys, recipe.augmentation):
+    for node in augmentation_nodes(keys, settings.augmentation):
         pipeline += node
-    return target_nodes(pipeline, keys, recipe.targets, recipe.augmentation.anisotropic)
+    return target_nodes(pipeline, keys, settings.targets, settings.augmentation.anisotropic)
 
 
-def validation_pipeline(keys: Keys, recipe: Recipe, source: Source) -> gp.Pipeline:
+def validation_pipeline(keys: Keys, settings: TrainingSettings, source: Source) -> gp.Pipeline:
     """Patches of one volume at given places, not augmented; everything outside the validation slab is masked out."""
-    pipeline = volume_source(keys, source.volume, recipe.targets, None, inside=source.validation)
-    return target_nodes(pipeline, keys, recipe.targets, recipe.augmentation.anisotropic)
+    pipeline = volume_source(keys, source.volume, settings.targets, None, inside=source.validation)
+    return target_nodes(pipeline, keys, settings.targets, settings.augmentation.anisotropic)
 
 
 def volume_source(
@@ -182,14 +186,14 @@ def target_nodes(pipeline: gp.Pipeline, keys: Keys, targets: Targets, anisotropi
     return pipeline + gp.IntensityScaleShift(keys.raw, 2, -1)
 
 
-def labels_padding_vox(recipe: Recipe) -> Vox3:
+def labels_padding_vox(settings: TrainingSettings) -> Vox3:
     """Padding of labels and mask: half the largest region of labels that augmentation can request.
 
     So any voxel of the volume can be the centre of a patch.  A rotation enlarges a region by at most sqrt(2) in its two
     axes; a transpose may exchange the axes before the second rotation.
     """
-    how = recipe.augmentation
-    shape = [n + 2 * c for n, c in zip(recipe.shapes.output_vox, label_context_vox(recipe.targets), strict=True)]
+    how = settings.augmentation
+    shape = [n + 2 * c for n, c in zip(settings.shapes.output_vox, label_context_vox(settings.targets), strict=True)]
     far = misalignment_vox(how, max(shape))
     aside = (min(far, 1), far, far)  # sections do not move along z; the 1 keeps the places of earlier trainings
     margin = [2 * math.ceil(4 * j) + 2 * a + 4 for j, a in zip(how.jitter_sigma_vox, aside, strict=True)]

@@ -34,7 +34,7 @@ from lsdflow_training.data.device_patches import CropReader, Crops, make_patch
 from lsdflow_training.data.patch import DevicePatch
 from lsdflow_training.data.pipeline import Keys, batch_request, labels_padding_vox, training_pipeline
 from lsdflow_training.data.volumes import Source
-from lsdflow_training.settings import Recipe
+from lsdflow_training.settings import TrainingSettings
 from lsdflow_training.timing import NodeTimes
 
 ALIGNMENT = 64  # bytes, of arrays in shared memory
@@ -50,22 +50,24 @@ class BatchNumbers:
 
 
 def make_stream(
-    keys: Keys, recipe: Recipe, sources: Sequence[Source], numbers: BatchNumbers, times: NodeTimes
+    keys: Keys, settings: TrainingSettings, sources: Sequence[Source], numbers: BatchNumbers, times: NodeTimes
 ) -> AbstractContextManager[Iterator[gp.Batch]]:
     """An endless iterator over the batches with these numbers; what makes them runs while the context is open.
 
     With pipeline = "gpu" they are patches on the device, see `gpu_stream`.
     """
-    if recipe.pipeline == "gpu":
-        device = torch.device(recipe.device)
-        return gpu_stream(keys, recipe, sources, first=numbers.first, stride=numbers.stride, device=device, times=times)
+    if settings.pipeline == "gpu":
+        device = torch.device(settings.device)
+        return gpu_stream(
+            keys, settings, sources, first=numbers.first, stride=numbers.stride, device=device, times=times
+        )
     return batch_stream(
-        training_pipeline(keys, recipe, sources),
-        batch_request(keys, recipe),
-        seed=recipe.seed,
+        training_pipeline(keys, settings, sources),
+        batch_request(keys, settings),
+        seed=settings.seed,
         first=numbers.first,
-        num_workers=recipe.num_workers,
-        cache_size=recipe.cache_size,
+        num_workers=settings.num_workers,
+        cache_size=settings.cache_size,
         stride=numbers.stride,
         times=times,
     )
@@ -128,7 +130,7 @@ Places = dict[str, Placed]
 @contextmanager
 def gpu_stream(
     keys: Keys,
-    recipe: Recipe,
+    settings: TrainingSettings,
     sources: Sequence[Source],
     *,
     first: int,
@@ -142,16 +144,16 @@ def gpu_stream(
     """
     if device.type == "cuda" and device.index is None:  # a new thread does not have the current device of this one
         device = torch.device("cuda", torch.cuda.current_device())
-    pipeline, request = training_pipeline(keys, recipe, sources), batch_request(keys, recipe)
+    pipeline, request = training_pipeline(keys, settings, sources), batch_request(keys, settings)
     reader = CropReader(pipeline, keys, request)
     with gp.build(pipeline), ExitStack() as ending:
-        if recipe.num_workers == 0:
-            crops = _timed((_read(reader, recipe.seed, n) for n in itertools.count(first, stride)), times)
-            yield (make_patch(found, recipe, device) for found in crops)
+        if settings.num_workers == 0:
+            crops = _timed((_read(reader, settings.seed, n) for n in itertools.count(first, stride)), times)
+            yield (make_patch(found, settings, device) for found in crops)
             return
-        workers = _start_workers(reader, recipe, first, stride, ending)
+        workers = _start_workers(reader, settings, first, stride, ending)
         crops = _timed((worker.next() for worker in itertools.cycle(workers)), times)
-        yield _ahead(crops, recipe, device, ending)
+        yield _ahead(crops, settings, device, ending)
 
 
 @dataclass(frozen=True)
@@ -169,13 +171,15 @@ class CropWorker:
         return dataclasses.replace(crops, **arrays)
 
 
-def _start_workers(reader: CropReader, recipe: Recipe, first: int, stride: int, ending: ExitStack) -> list[CropWorker]:
-    count = recipe.num_workers
-    ahead = max(1, recipe.cache_size // count)
+def _start_workers(
+    reader: CropReader, settings: TrainingSettings, first: int, stride: int, ending: ExitStack
+) -> list[CropWorker]:
+    count = settings.num_workers
+    ahead = max(1, settings.cache_size // count)
     workers = []
     for w in range(count):
-        slots = SharedSlots(ahead + 2, _slot_bytes(recipe))
-        make = partial(_read_and_store, reader, recipe.seed, slots)
+        slots = SharedSlots(ahead + 2, _slot_bytes(settings))
+        make = partial(_read_and_store, reader, settings.seed, slots)
         workers.append(CropWorker(slots, BatchWorker(make, first + w * stride, count * stride, ahead)))
         ending.callback(workers[-1].process.stop)
     return workers
@@ -196,12 +200,12 @@ def _read(reader: CropReader, seed: int, number: int) -> Crops:
         return reader.read(seeded(reader.request, batch_seed(seed, number)))
 
 
-def _slot_bytes(recipe: Recipe) -> int:
+def _slot_bytes(settings: TrainingSettings) -> int:
     """Enough for nearly all crops: raw and labels of a patch after two rotations."""
-    padding = labels_padding_vox(recipe)
+    padding = labels_padding_vox(settings)
     labels = math.prod(2 * n for n in padding)
-    grown = 4 if recipe.augmentation.elastic_probability and recipe.augmentation.rotation_max_rad else 1
-    return grown * math.prod(n + 16 for n in recipe.shapes.raw_vox) * 2 + 5 * labels
+    grown = 4 if settings.augmentation.elastic_probability and settings.augmentation.rotation_max_rad else 1
+    return grown * math.prod(n + 16 for n in settings.shapes.raw_vox) * 2 + 5 * labels
 
 
 def _timed(crops: Iterator[Crops], times: NodeTimes | None) -> Iterator[Crops]:
@@ -211,7 +215,9 @@ def _timed(crops: Iterator[Crops], times: NodeTimes | None) -> Iterator[Crops]:
         yield found
 
 
-def _ahead(crops: Iterator[Crops], recipe: Recipe, device: torch.device, ending: ExitStack) -> Iterator[DevicePatch]:
+def _ahead(
+    crops: Iterator[Crops], settings: TrainingSettings, device: torch.device, ending: ExitStack
+) -> Iterator[DevicePatch]:
     """Patches made by a thread; on a GPU on its own stream, and only the caller's stream waits for it."""
     side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     thread = ThreadPoolExecutor(1, "patches")
@@ -220,7 +226,7 @@ def _ahead(crops: Iterator[Crops], recipe: Recipe, device: torch.device, ending:
     def make() -> tuple[DevicePatch, Any]:
         """Make the next patch; return it with the CUDA event after which it is ready (None on a CPU)."""
         with nullcontext() if side is None else torch.cuda.stream(side):
-            return make_patch(next(crops), recipe, device), None if side is None else side.record_event()
+            return make_patch(next(crops), settings, device), None if side is None else side.record_event()
 
     waiting: deque[Future[tuple[DevicePatch, Any]]] = deque(thread.submit(make) for _ in range(PATCHES_AHEAD))
     while True:

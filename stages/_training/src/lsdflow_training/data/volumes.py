@@ -24,7 +24,7 @@ from lsdflow_contract.metadata import read_geometry, understanding_metadata
 from lsdflow_contract.sealing import require_sealed_array
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.trained_places import has_place
-from lsdflow_training.settings import Recipe
+from lsdflow_training.settings import TrainingSettings
 
 _TRAINING = "training/"  # prefix of training volumes in the facts of prepare
 
@@ -154,23 +154,23 @@ def common_voxel_size(volumes: Sequence[TrainingVolume]) -> Nm3:
 
 
 def make_sources(
-    volumes: Sequence[TrainingVolume], config: TrainingConfig, recipe: Recipe, prepared: Mapping[str, float]
+    volumes: Sequence[TrainingVolume], config: TrainingConfig, settings: TrainingSettings, prepared: Mapping[str, float]
 ) -> list[Source]:
     """Volumes with probabilities (from this config, else from prepare, scaled to sum 1) and validation slabs."""
     weights = [prepared[volume.name] for volume in volumes]
     given = config.probabilities or tuple(weight / sum(weights) for weight in weights)
     return [
-        Source(volume, probability, validation_slab(volume.labels, recipe.validation_fraction))
+        Source(volume, probability, validation_slab(volume.labels, settings.validation_fraction))
         for volume, probability in zip(volumes, given, strict=True)
     ]
 
 
-def source_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
+def source_problems(sources: Sequence[Source], settings: TrainingSettings) -> list[StageError]:
     """Errors of volumes that are too small, or of early stopping without validation data."""
-    return [*_size_problems(sources, recipe), *_held_out_problems(sources, recipe)]
+    return [*_size_problems(sources, settings), *_held_out_problems(sources, settings)]
 
 
-def mask_problems(sources: Sequence[Source], recipe: Recipe, prepared: Manifest) -> list[StageError]:
+def mask_problems(sources: Sequence[Source], settings: TrainingSettings, prepared: Manifest) -> list[StageError]:
     """Errors of volumes whose masks leave too few voxels for any patch.
 
     Reads only masks that leave less than `min_masked` of their volume, as measured by prepare.
@@ -178,16 +178,16 @@ def mask_problems(sources: Sequence[Source], recipe: Recipe, prepared: Manifest)
     problems: list[StageError] = []
     for source in sources:
         facts = prepared.facts.get("volumes", {}).get(f"{_TRAINING}{source.volume.name}", {})
-        if source.volume.mask is None or facts.get("trained_fraction", 1.0) >= recipe.min_masked:
+        if source.volume.mask is None or facts.get("trained_fraction", 1.0) >= settings.min_masked:
             continue
-        wanted = recipe.min_masked * math.prod(recipe.shapes.output_vox)
-        if not has_place(_trained_voxels(source, recipe), recipe.shapes.output_vox, wanted):
+        wanted = settings.min_masked * math.prod(settings.shapes.output_vox)
+        if not has_place(_trained_voxels(source, settings), settings.shapes.output_vox, wanted):
             problems.append(
                 BadData(
                     "the mask leaves too few voxels for any patch of the training",
                     where=source.volume.path,
-                    wanted=f"somewhere {recipe.min_masked:.0%} of {list(recipe.shapes.output_vox)} vox that are not "
-                    "ignored",
+                    wanted=f"somewhere {settings.min_masked:.0%} of {list(settings.shapes.output_vox)} vox that are "
+                    "not ignored",
                     found=f"{facts['trained_fraction']:.1%} of the volume is not ignored",
                     fix="lower min_masked or input_shape_vox, set sparse_labels if few voxels are labelled, or leave "
                     "the volume out of `volumes`",
@@ -196,7 +196,7 @@ def mask_problems(sources: Sequence[Source], recipe: Recipe, prepared: Manifest)
     return problems
 
 
-def _trained_voxels(source: Source, recipe: Recipe) -> npt.NDArray[np.bool_]:
+def _trained_voxels(source: Source, settings: TrainingSettings) -> npt.NDArray[np.bool_]:
     """Voxels of the mask that can be trained, (z, y, x), as the pipeline reads them; without the validation slab."""
     import gunpowder as gp
 
@@ -204,41 +204,43 @@ def _trained_voxels(source: Source, recipe: Recipe) -> npt.NDArray[np.bool_]:
     from lsdflow_training.data.random_location import read_trained
 
     keys = make_keys()
-    with gp.build(volume_source(keys, source.volume, recipe.targets, (0, 0, 0), outside=source.validation)) as provider:
+    with gp.build(
+        volume_source(keys, source.volume, settings.targets, (0, 0, 0), outside=source.validation)
+    ) as provider:
         return read_trained(provider.request_batch, keys.mask, provider.spec[keys.mask].roi)
 
 
-def _held_out_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
+def _held_out_problems(sources: Sequence[Source], settings: TrainingSettings) -> list[StageError]:
     """Early stopping requires a validation loss, and so a held-out part in some volume."""
-    if recipe.steering.patience is None or any(source.validation for source in sources):
+    if settings.steering.patience is None or any(source.validation for source in sources):
         return []
     return [
         ConfigError(
             "without `validation_fraction` there is no validation loss, so early stopping cannot be used",
-            where=f"{recipe.stage}.patience_iterations",
+            where=f"{settings.stage}.patience_iterations",
             wanted="validation_fraction above 0",
-            found=f"patience_iterations = {recipe.steering.patience}, "
-            f"validation_fraction = {recipe.validation_fraction:g}",
+            found=f"patience_iterations = {settings.steering.patience}, "
+            f"validation_fraction = {settings.validation_fraction:g}",
             fix="set validation_fraction = 0.05, or leave patience_iterations out",
         )
     ]
 
 
-def _size_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
+def _size_problems(sources: Sequence[Source], settings: TrainingSettings) -> list[StageError]:
     """Volumes too small for training: the share of a patch's output that fits inside is below min_masked."""
     problems: list[StageError] = []
     for source in sources:
         held_out = source.validation.shape_vox[0] if source.validation else 0
         z, y, x = source.volume.labels.shape_vox
         have = (z - held_out, y, x)
-        wanted = [math.ceil(n * max(recipe.min_masked, 0.1)) for n in recipe.shapes.output_vox]
-        inside = [min(h, o) / o for h, o in zip(have, recipe.shapes.output_vox, strict=True)]
-        if math.prod(inside) < max(recipe.min_masked, 0.1):
+        wanted = [math.ceil(n * max(settings.min_masked, 0.1)) for n in settings.shapes.output_vox]
+        inside = [min(h, o) / o for h, o in zip(have, settings.shapes.output_vox, strict=True)]
+        if math.prod(inside) < max(settings.min_masked, 0.1):
             problems.append(
                 BadData(
                     "the training volume is too small for the network's output",
                     where=source.volume.path,
-                    wanted=f"at least about {list(recipe.shapes.output_vox)} vox of labels (minimum {wanted})",
+                    wanted=f"at least about {list(settings.shapes.output_vox)} vox of labels (minimum {wanted})",
                     found=f"{list(have)} vox (without the validation slab)",
                     fix="use a larger volume, a smaller input_shape_vox, or a smaller validation_fraction",
                 )
