@@ -83,7 +83,7 @@ CORE_BLOCKS := \
   tests/wrappers/test_shell.py
 CORE_TRAINING := \
   tests/training/test_trainer.py \
-  tests/training/test_steering.py \
+  tests/training/test_early_stopping.py \
   tests/training/test_data_cases.py \
   tests/training/test_pipeline.py \
   tests/training/test_lsd_targets.py \
@@ -101,7 +101,6 @@ CORE_TRAINING := \
   tests/training/test_sampling.py \
   tests/training/test_schedule.py \
   tests/training/test_shared_cores.py \
-  tests/training/test_stop_rules.py \
   tests/training/test_training_precision.py \
   tests/stages/train-lsd/test_task.py \
   tests/stages/train-acrlsd/test_task.py

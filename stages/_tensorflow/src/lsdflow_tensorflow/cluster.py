@@ -153,8 +153,8 @@ def require_possible(settings: TrainingSettings, cluster: Cluster) -> None:
         "accumulate": (step.accumulate, step.accumulate == 1),
         "checkpoint_activations": (step.checkpoint_activations, not step.checkpoint_activations),
         "strategy": (how.strategy, how.strategy == "ddp"),
-        "average_decay": (settings.steering.average_decay, settings.steering.average_decay is None),
-        "patience_iterations": (settings.steering.patience, settings.steering.patience is None),
+        "average_decay": (settings.average_decay, settings.average_decay is None),
+        "patience_iterations": (settings.early_stopping.patience, settings.early_stopping.patience is None),
         "profile_steps": (settings.records.profile_steps, settings.records.profile_steps == 0),
         "mlflow": (settings.records.mlflow, settings.records.mlflow is None),
     }

@@ -40,7 +40,7 @@ from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.settings import TrainingSettings, make_bundle
 from lsdflow_training.snapshots import pictures, snapshot_path, write_snapshot
 from lsdflow_training.timing import NodeTimes
-from lsdflow_training.validation import Watch, read_patches
+from lsdflow_training.validation import LossMonitor, read_patches
 
 if TYPE_CHECKING:
     from lsdflow_tensorflow.engine import Engine, Step
@@ -83,7 +83,7 @@ class TensorflowTrainer:
         how = settings.schedules
         self.optimizer = torch.optim.Adam(self.trained.parameters(), lr=how.learning_rate, betas=how.betas)
         self.rate_factor = scaled(settings.step.learning_rate_scaling, settings.step.effective_batch)
-        self.watch = Watch(folder, settings.steering, Group())  # the chief alone validates
+        self.monitor = LossMonitor(folder, settings.early_stopping, Group())  # the chief alone validates
         self.iteration = self.saved = 0
         self.minutes_before = self.minutes = 0.0
         self.started = time.monotonic()
@@ -98,7 +98,7 @@ class TensorflowTrainer:
         if not self._finished():
             compile_everything()
             self.patches = read_patches(self.keys, self.settings, self.sources) if self.cluster.is_chief else []
-            self.watch.begin(self.patches)
+            self.monitor.begin(self.patches)
             self.started = time.monotonic()
             with stop_on_signals() as stop, self._curves() as curves:
                 stopped = self._loop(curves, stop)
@@ -189,7 +189,7 @@ class TensorflowTrainer:
         curves.add_validation(self.iteration, value)
         report_validation(value)
         LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
-        self.watch.check(self.iteration, value)
+        self.monitor.check(self.iteration, value)
         self.validated = {self.iteration: value}
         return value
 

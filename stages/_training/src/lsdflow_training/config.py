@@ -11,7 +11,7 @@ from pydantic import Field, PositiveFloat, field_validator
 
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, is_neighborhood
 from lsdflow_contract.geometry import PositiveLengths, Vox3
-from lsdflow_training.run_config import DistributedConfig, RecordsConfig, SteeringConfig
+from lsdflow_training.run_config import DistributedConfig, RecordsConfig, RegularizationConfig
 from lsdflow_training.settings import DataPath
 
 Probability = Annotated[float, Field(ge=0, le=1)] | None
@@ -23,7 +23,7 @@ Edges = tuple[Edge, Edge, Edge]
 MOST_FMAPS = 16_384
 
 
-class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
+class TrainingConfig(DistributedConfig, RegularizationConfig, RecordsConfig):
     """Options for what is learnt from which volumes, for how long, how fast, and what is kept."""
 
     backend: Literal["torch", "tensorflow"] = Field(

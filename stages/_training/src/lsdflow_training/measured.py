@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lsdflow_contract.errors import OutputConflict
 from lsdflow_training.backends import tensorflow_backend
 from lsdflow_training.run import Prepared
-from lsdflow_training.settings import Distribution, Records, Steering, TrainingSettings
+from lsdflow_training.settings import Distribution, EarlyStopping, Records, TrainingSettings
 
 if TYPE_CHECKING:
     from lsdflow_training.build import FrozenLsd
@@ -75,8 +75,7 @@ def _some_steps(settings: TrainingSettings) -> TrainingSettings:
         validation_patches=0,
     )
     alone = replace(settings.distribution, processes=Distribution.processes)
-    steering = replace(settings.steering, patience=Steering.patience)
-    return replace(settings, schedules=how, distribution=alone, steering=steering, records=Records())
+    return replace(settings, schedules=how, distribution=alone, early_stopping=EarlyStopping(), records=Records())
 
 
 def _peak_rss_mib(workers: int) -> float:

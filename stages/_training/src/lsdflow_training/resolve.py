@@ -23,16 +23,16 @@ from lsdflow_training.config import MOST_FMAPS, AffinityTrainingConfig, Training
 from lsdflow_training.mlflow_log import checked_uri
 from lsdflow_training.processes.ranks import Ranks, ranks_of_environment
 from lsdflow_training.profiles import PROFILES, Profile
-from lsdflow_training.run_config import DistributedConfig, RecordsConfig, SteeringConfig
+from lsdflow_training.run_config import DistributedConfig, RecordsConfig
 from lsdflow_training.settings import (
     Augmentation,
     DataPath,
     Distribution,
+    EarlyStopping,
     InitialWeights,
     Records,
     Schedules,
     Shapes,
-    Steering,
     StepOptions,
     Targets,
     TrainingSettings,
@@ -100,7 +100,8 @@ def resolve_settings(
         precision=config.precision,
         step=resolve_step(config, ranks.world_size * distribution.processes),
         distribution=distribution,
-        steering=resolve_steering(config),
+        early_stopping=EarlyStopping(config.patience_iterations, config.min_improvement),
+        average_decay=config.average_decay,
         records=resolve_records(config, experiment.common.name),
         pipeline=checked_data_path(
             config.pipeline,
@@ -350,11 +351,6 @@ def _gpus(device: str, backend: str) -> int:
 def resolve_records(config: RecordsConfig, experiment: str) -> Records:
     """Which records the training writes for users. Raises ConfigError for a URI that cannot be used."""
     return Records(config.profile_steps, checked_uri(config.mlflow), experiment)
-
-
-def resolve_steering(config: SteeringConfig) -> Steering:
-    """The options for the settings."""
-    return Steering(config.patience_iterations, config.min_improvement, config.average_decay)
 
 
 def find_initial_weights(place: Path, unet: UNetSpec, outputs: dict[str, int]) -> InitialWeights:

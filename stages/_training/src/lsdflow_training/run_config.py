@@ -82,8 +82,8 @@ class DistributedConfig(StrictModel):
         return value
 
 
-class SteeringConfig(StrictModel):
-    """Options of early stopping and of averaged weights; all off by default."""
+class RegularizationConfig(StrictModel):
+    """Options against overfitting: early stopping and averaged weights; all off by default."""
 
     patience_iterations: int | None = Field(
         default=None,

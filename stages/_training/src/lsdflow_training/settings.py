@@ -146,12 +146,11 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Steering:
-    """patience: iterations, None = never stop early. average_decay: None = no average."""
+class EarlyStopping:
+    """patience: iterations, None = never stop early. min_improvement: share of the best validation loss so far."""
 
     patience: int | None = None
     min_improvement: float = 0.005
-    average_decay: float | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,10 @@ class InitialWeights:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Everything a training needs apart from its volumes and its folder."""
+    """Everything a training needs apart from its volumes and its folder.
+
+    average_decay: of the moving average of the weights, None = no average.
+    """
 
     stage: str
     kind: Kind
@@ -197,7 +199,8 @@ class TrainingSettings:
     precision: str
     step: StepOptions = field(default_factory=StepOptions)
     distribution: Distribution = field(default_factory=Distribution)
-    steering: Steering = field(default_factory=Steering)
+    early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
+    average_decay: float | None = None
     pipeline: DataPath = "gunpowder"
     records: Records = field(default_factory=Records)
     initial: InitialWeights | None = None
@@ -216,7 +219,8 @@ def training_parameters(settings: TrainingSettings) -> dict[str, Any]:
     del (
         everything["distribution"],
         everything["step"],
-        everything["steering"],
+        everything["early_stopping"],
+        everything["average_decay"],
         everything["records"],
         everything["initial"],
     )
@@ -224,8 +228,8 @@ def training_parameters(settings: TrainingSettings) -> dict[str, Any]:
         everything["step"] = settings.step.parameters()
     if everything["pipeline"] == "gunpowder":
         del everything["pipeline"]
-    if settings.steering.average_decay is not None:
-        everything["average_decay"] = settings.steering.average_decay
+    if settings.average_decay is not None:
+        everything["average_decay"] = settings.average_decay
     if settings.initial is not None:
         everything["initial_weights"] = settings.initial.sha256
     how = everything.pop("schedules")

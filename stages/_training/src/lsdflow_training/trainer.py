@@ -45,7 +45,7 @@ from lsdflow_training.settings import TrainingSettings, make_bundle
 from lsdflow_training.snapshots import pictures, snapshot_path, write_snapshot
 from lsdflow_training.step import AveragedWeights, StepResult, train_step
 from lsdflow_training.timing import DataWait, NodeTimes, step_profile
-from lsdflow_training.validation import Watch, read_patches, shared_validation_loss
+from lsdflow_training.validation import LossMonitor, read_patches, shared_validation_loss
 
 LOG = logging.getLogger("lsdflow.training")
 
@@ -93,9 +93,9 @@ class Trainer:
         self.gradients = gradients if self.group.alone else replace(gradients, agree=self._agree)
         self.optimizer = make_optimizer(settings, self.trained)
         self.learning_rate_factor = scaled(settings.step.learning_rate_scaling, settings.step.effective_batch)
-        decay = settings.steering.average_decay
+        decay = settings.average_decay
         self.average = None if decay is None else AveragedWeights(self.trained, decay)
-        self.watch = Watch(folder, settings.steering, self.group)
+        self.monitor = LossMonitor(folder, settings.early_stopping, self.group)
         self.iteration = 0
         self.saved = 0
         self.minutes_before = 0.0
@@ -110,14 +110,14 @@ class Trainer:
     def run(self) -> Outcome:
         """See module docstring."""
         self._resume()
-        self.watch.judge(self.iteration)
+        self.monitor.judge(self.iteration)
         begun_at = self.iteration
         if not self._finished():
             end_if_asked()
             compile_everything()
             ranks = self.group.ranks
             self.patches = read_patches(self.keys, self.settings, self.sources, ranks.rank, ranks.world_size)
-            self.watch.begin(self.patches)
+            self.monitor.begin(self.patches)
             self._log_step_options()
             self.started = time.monotonic()
             with stop_on_signals() as self.stop, self._curves() as curves:
@@ -233,7 +233,7 @@ class Trainer:
             curves.add_validation(self.iteration, value)
             report_validation(value)
             LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
-        self.watch.check(self.iteration, value)
+        self.monitor.check(self.iteration, value)
         return value
 
     def _saved_weights(self) -> AbstractContextManager[None]:
@@ -312,6 +312,6 @@ class Trainer:
 
     def _ended_by(self) -> str | None:
         """The reason for the end: the verdict on the validation loss, or the limit that is reached; else None."""
-        if self.watch.verdict != "continue":
-            return self.watch.verdict
+        if self.monitor.verdict != "continue":
+            return self.monitor.verdict
         return used_up(self.settings.schedules, self.iteration, self._minutes())

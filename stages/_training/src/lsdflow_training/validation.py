@@ -34,7 +34,7 @@ from lsdflow_training.data.patch import Patch, to_patch
 from lsdflow_training.data.pipeline import Keys, batch_request, validation_pipeline
 from lsdflow_training.data.volumes import Source
 from lsdflow_training.processes.collectives import Group
-from lsdflow_training.settings import Steering, TrainingSettings
+from lsdflow_training.settings import EarlyStopping, TrainingSettings
 from lsdflow_training.step import TrainingPrecision, forward_loss
 
 LOG = logging.getLogger("lsdflow.training")
@@ -133,7 +133,7 @@ def _losses(
     return losses
 
 
-def verdict(validations: Mapping[int, float], losses: Mapping[int, float], rules: Steering) -> Verdict:
+def verdict(validations: Mapping[int, float], losses: Mapping[int, float], rules: EarlyStopping) -> Verdict:
     """Whether a training should end, judged from its curves so far (iteration -> loss).
 
     "plateau" or "overfit" once no validation loss of the last `patience` iterations was below (1 - min_improvement)
@@ -195,10 +195,10 @@ def doubt(loss: float, constant: float, iteration: int) -> str:
     )
 
 
-class Watch:
-    """verdict: whether the training should continue, judged from its curves in `folder`."""
+class LossMonitor:
+    """Judges the curves in `folder`: is the validation loss plausible, and should the training continue (`verdict`)?"""
 
-    def __init__(self, folder: Path, rules: Steering, group: Group) -> None:
+    def __init__(self, folder: Path, rules: EarlyStopping, group: Group) -> None:
         self._folder, self._rules, self._group = folder, rules, group
         self._constant = float("inf")
         self.verdict: Verdict = "continue"

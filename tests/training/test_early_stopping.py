@@ -1,4 +1,4 @@
-"""What a training hands on, and when it ends by itself: averaged weights, patience, pictures, doubts."""
+"""When a training ends by itself, averaged weights, and what users see of a training: validations and pictures."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ from lsdflow_training import validation  # noqa: E402
 from lsdflow_training.checkpoints import read_state  # noqa: E402
 from lsdflow_training.checks import training_problems  # noqa: E402
 from lsdflow_training.run import Outcome, Prepared, run_training  # noqa: E402
-from lsdflow_training.settings import Steering  # noqa: E402
+from lsdflow_training.settings import EarlyStopping  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 from lsdflow_training.trainer import train  # noqa: E402
+from lsdflow_training.validation import verdict  # noqa: E402
 
 DECAY = 0.6
+RULES = EarlyStopping(patience=300, min_improvement=0.01)
 
 
-def run(made: Prepared, folder: Path, steering: Steering | None = None, **schedules) -> Outcome:
+def run(made: Prepared, folder: Path, stopping: EarlyStopping | None = None, **schedules) -> Outcome:
     settings = dataclasses.replace(made.settings, schedules=dataclasses.replace(made.settings.schedules, **schedules))
-    if steering is not None:
-        settings = dataclasses.replace(settings, steering=steering)
+    if stopping is not None:
+        settings = dataclasses.replace(settings, early_stopping=stopping)
     return train(settings, made.sources, folder, made.key)
 
 
@@ -109,13 +111,13 @@ def test_patience_without_held_out_data_is_refused_by_validate_and_run(prepared)
 def test_a_training_without_progress_ends_in_order_and_continues_with_more_patience(prepared, tmp_path) -> None:
     made = prepared("affinities", validation_fraction=0.4)
     how = {"learning_rate": 1e-9, "validation_every": 2, "checkpoint_every": 100, "schedule": "constant"}
-    ended = run(made, tmp_path / "t", Steering(patience=4), max_iteration=30, **how)
+    ended = run(made, tmp_path / "t", EarlyStopping(patience=4), max_iteration=30, **how)
     assert (ended.iteration, ended.ended_by) == (6, "plateau")
     bundle = read_bundle(bundle_folder(tmp_path / "t" / "checkpoints", 6))
     assert bundle.validation_loss is not None
-    assert run(made, tmp_path / "t", Steering(patience=4), max_iteration=30, **how).iteration == 6
+    assert run(made, tmp_path / "t", EarlyStopping(patience=4), max_iteration=30, **how).iteration == 6
     assert bundle_iterations(tmp_path / "t" / "checkpoints") == [6]
-    ended = run(made, tmp_path / "t", Steering(patience=8), max_iteration=8, **how)
+    ended = run(made, tmp_path / "t", EarlyStopping(patience=8), max_iteration=8, **how)
     assert (ended.iteration, ended.ended_by) == (8, "max_iteration")
 
 
@@ -126,7 +128,7 @@ def test_patience_with_held_out_sections_that_nobody_labelled_is_refused(prepare
     write_zarr2(volume.path, MASK.dataset, states, volume.voxel_size_nm, (0.0, 0.0, 0.0))
     with pytest.raises(BadData, match="selects no labelled voxels"):
         run(made, tmp_path / "t", max_iteration=1)
-    assert run(made, tmp_path / "t", Steering(), max_iteration=1).iteration == 1
+    assert run(made, tmp_path / "t", EarlyStopping(), max_iteration=1).iteration == 1
 
 
 def test_each_iteration_is_validated_once(prepared, tmp_path) -> None:
@@ -173,3 +175,36 @@ def test_a_loss_no_better_than_a_constant_answer_is_reported(prepared, tmp_path,
     with caplog.at_level(logging.WARNING):
         run(made, tmp_path / "t", max_iteration=1, learning_rate=1e-9)
     assert "ignores the image" in caplog.text
+
+
+def curve(*values: float) -> dict[int, float]:
+    return {100 * (number + 1): value for number, value in enumerate(values)}
+
+
+FALLING = curve(*(1.0 / n for n in range(1, 12)))
+FLAT = curve(*[0.5] * 11)
+
+
+@pytest.mark.parametrize(
+    ("validations", "losses", "wanted"),
+    [
+        (curve(1.0, 0.8, 0.6, 0.5, 0.4), FALLING, "continue"),
+        (curve(1.0, 0.5, 0.499, 0.498, 0.497), FALLING, "plateau"),
+        (curve(1.0, 0.5, 0.6, 0.7, 0.8), FALLING, "overfit"),
+        (curve(1.0, 0.5, 0.6, 0.7, 0.8), FLAT, "plateau"),
+        (curve(1.0, 0.5, 0.6, 0.7, 0.49), FALLING, "continue"),
+        (curve(1.0, 1.0, 1.0), FALLING, "continue"),
+        ({}, FALLING, "continue"),
+    ],
+)
+def test_a_training_ends_when_no_validation_within_the_patience_is_better(validations, losses, wanted) -> None:
+    assert verdict(validations, losses, RULES) == wanted
+
+
+def test_without_patience_a_training_continues_whatever_its_curve() -> None:
+    assert verdict(curve(*[1.0] * 50), FALLING, EarlyStopping(None, 0.0)) == "continue"
+
+
+def test_the_verdict_does_not_depend_on_the_order_in_which_the_curve_was_read() -> None:
+    validations = curve(1.0, 0.5, 0.6, 0.7, 0.8)
+    assert verdict(dict(reversed(validations.items())), FALLING, RULES) == verdict(validations, FALLING, RULES)
