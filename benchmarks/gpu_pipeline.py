@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from lsdflow_training.run import Prepared
+    from lsdflow_training.run import Training
 
 WARM_UP = 3
 
@@ -72,11 +72,11 @@ def _empty_array(root: Any, name: str, like: Any) -> Any:
     return root.create_array(name, **how) if hasattr(root, "create_array") else root.create_dataset(name, **how)
 
 
-def prepared(folder: Path, kind: str, options: dict[str, Any], lsd: Any) -> Prepared:
+def prepared(folder: Path, kind: str, options: dict[str, Any], lsd: Any) -> Training:
     """A resolved training on the volume."""
     from lsdflow_contract.experiment import load_experiment
     from lsdflow_training.config import AffinityTrainingConfig
-    from lsdflow_training.run import prepare_training
+    from lsdflow_training.run import resolve_training
 
     toml = folder / f"{kind}.toml"
     lines = ["[experiment]", 'mode = "acrlsd"', 'profile = "standard"', "[compute]", 'device = "cpu"', "[train-acrlsd]"]
@@ -85,10 +85,10 @@ def prepared(folder: Path, kind: str, options: dict[str, Any], lsd: Any) -> Prep
     experiment = load_experiment(toml)
     config = experiment.table("train-acrlsd", AffinityTrainingConfig)
     stage = "train-lsd" if kind == "lsd" else "train-acrlsd"
-    return prepare_training(experiment, config, stage, kind, None if lsd is None else lsd.bundle)
+    return resolve_training(experiment, config, stage, kind, None if lsd is None else lsd.bundle)
 
 
-def measured(training: Prepared, folder: Path, lsd: Any, rounds: int, train: bool) -> tuple[float, float]:
+def measured(training: Training, folder: Path, lsd: Any, rounds: int, train: bool) -> tuple[float, float]:
     """(Patches or iterations per second, share of the time spent waiting for patches), after some to warm up."""
     from lsdflow_training.compiled import compile_everything
     from lsdflow_training.data.patch import to_patch

@@ -24,15 +24,15 @@ def prepared(tmp_path: Path) -> Callable[..., Any]:
     """prepared("mtlsd", option=value, ...) -> the resolved micro training of that kind."""
     from lsdflow_contract.experiment import load_experiment
     from lsdflow_training.config import AffinityTrainingConfig
-    from lsdflow_training.run import Prepared, prepare_training
+    from lsdflow_training.run import Training, resolve_training
     from lsdflow_training.testing import micro_experiment
 
-    def make(kind: str = "mtlsd", lsd=None, voxel_size_nm=(8.0, 8.0, 8.0), **options) -> Prepared:
+    def make(kind: str = "mtlsd", lsd=None, voxel_size_nm=(8.0, 8.0, 8.0), **options) -> Training:
         options = {"elastic_probability": 0.0, "schedule": "constant", **options}
         toml = micro_experiment(tmp_path, "mtlsd" if kind == "lsd" else kind, options, voxel_size_nm)
         experiment = load_experiment(toml)
         config = experiment.table("train-acrlsd", AffinityTrainingConfig)
-        return prepare_training(experiment, config, "train-lsd" if kind == "lsd" else "train-acrlsd", kind, lsd)
+        return resolve_training(experiment, config, "train-lsd" if kind == "lsd" else "train-acrlsd", kind, lsd)
 
     return make
 

@@ -200,8 +200,8 @@ def test_the_profile_for_thick_sections_is_the_published_one_with_section_wise_a
 def test_thick_sections_train_with_everything_switched_on(prepared, tmp_path) -> None:
     training = prepared("mtlsd", voxel_size_nm=SNEMI, **THIN, **SNEMI3D.augmentation)
     assert training.settings.augmentation.anisotropic
-    outcome = Trainer(training.settings, training.sources, tmp_path / "training", "key", None).run()
-    assert outcome.iteration == 3
+    result = Trainer(training.settings, training.sources, tmp_path / "training", "key", None).run()
+    assert result.iteration == 3
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from lsdflow_training import trainer as trainer_module  # noqa: E402
 from lsdflow_training import validation  # noqa: E402
 from lsdflow_training.checkpoints import read_state  # noqa: E402
 from lsdflow_training.checks import training_problems  # noqa: E402
-from lsdflow_training.run import Outcome, Prepared, run_training  # noqa: E402
+from lsdflow_training.run import Training, TrainingResult, run_training  # noqa: E402
 from lsdflow_training.settings import EarlyStopping  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 from lsdflow_training.trainer import train  # noqa: E402
@@ -34,7 +34,7 @@ DECAY = 0.6
 RULES = EarlyStopping(patience=300, min_improvement=0.01)
 
 
-def run(made: Prepared, folder: Path, stopping: EarlyStopping | None = None, **schedules) -> Outcome:
+def run(made: Training, folder: Path, stopping: EarlyStopping | None = None, **schedules) -> TrainingResult:
     settings = dataclasses.replace(made.settings, schedules=dataclasses.replace(made.settings.schedules, **schedules))
     if stopping is not None:
         settings = dataclasses.replace(settings, early_stopping=stopping)

@@ -15,7 +15,7 @@ from lsdflow_contract.checkpoint import bundle_folder, read_best  # noqa: E402
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, OutputConflict  # noqa: E402
 from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
 from lsdflow_training.build import new_network  # noqa: E402
-from lsdflow_training.run import Prepared  # noqa: E402
+from lsdflow_training.run import Training  # noqa: E402
 from lsdflow_training.trainer import train  # noqa: E402
 
 
@@ -28,7 +28,7 @@ def trained(prepared, tmp_path: Path) -> Path:
     return folder
 
 
-def weights_at_begin(training: Prepared) -> dict[str, torch.Tensor]:
+def weights_at_begin(training: Training) -> dict[str, torch.Tensor]:
     torch.manual_seed(training.settings.seed)
     return new_network(training.settings).state_dict()
 

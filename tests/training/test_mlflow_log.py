@@ -21,14 +21,14 @@ from lsdflow_contract.errors import BadData, ConfigError, Interrupted
 from lsdflow_train_lsd.cli import app
 from lsdflow_training import mlflow_log
 from lsdflow_training.mlflow_log import MlflowLog, RunFacts, checked_uri, import_mlflow, parameters, tracking_uri
-from lsdflow_training.run import Prepared
+from lsdflow_training.run import Training
 from lsdflow_training.testing import micro_experiment
 from lsdflow_training.trainer import train
 
 installed = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="make setup-mlflow installs it")
 
 
-def run(made: Prepared, folder: Path, **schedules) -> None:
+def run(made: Training, folder: Path, **schedules) -> None:
     settings = dataclasses.replace(made.settings, schedules=dataclasses.replace(made.settings.schedules, **schedules))
     train(settings, made.sources, folder, made.key)
 

@@ -12,12 +12,12 @@ pytest.importorskip("gunpowder")
 pytest.importorskip("torch")
 h5py = pytest.importorskip("h5py")
 
-from lsdflow_training.run import Prepared  # noqa: E402
+from lsdflow_training.run import Training  # noqa: E402
 from lsdflow_training.snapshots import dataset_names, snapshot_path  # noqa: E402
 from lsdflow_training.trainer import train  # noqa: E402
 
 
-def snapshots(made: Prepared, folder: Path, iterations: int) -> Path:
+def snapshots(made: Training, folder: Path, iterations: int) -> Path:
     schedules = dataclasses.replace(made.settings.schedules, max_iteration=iterations)
     train(dataclasses.replace(made.settings, schedules=schedules), made.sources, folder, made.key)
     return folder / "snapshots"

@@ -15,11 +15,11 @@ pytest.importorskip("torch")
 
 from lsdflow_contract.checkpoint import bundle_folder
 from lsdflow_network.bundle import load_bundle, tensors_equal
-from lsdflow_training.run import Prepared
+from lsdflow_training.run import Training
 from lsdflow_training.trainer import train
 
 
-def run(made: Prepared, folder: Path, **schedules) -> None:
+def run(made: Training, folder: Path, **schedules) -> None:
     settings = dataclasses.replace(made.settings, schedules=dataclasses.replace(made.settings.schedules, **schedules))
     train(settings, made.sources, folder, made.key)
 

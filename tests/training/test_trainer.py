@@ -54,8 +54,8 @@ def test_resumed_training_is_bit_identical_to_uninterrupted(prepared, tmp_path) 
     training = prepared("mtlsd", schedule="constant", elastic_probability=0.5)
     run(training, tmp_path / "whole", max_iteration=4)
     for maximum in (1, 3, 4):
-        outcome = run(training, tmp_path / "parts", max_iteration=maximum)
-        assert outcome.iteration == maximum
+        result = run(training, tmp_path / "parts", max_iteration=maximum)
+        assert result.iteration == maximum
     assert tensors_equal(weights(tmp_path / "whole", 4), weights(tmp_path / "parts", 4))
     whole, parts = printed_losses(tmp_path / "whole"), printed_losses(tmp_path / "parts")
     assert list(whole) == ["1", "2", "3", "4"]
@@ -266,9 +266,9 @@ def test_worker_processes_end_with_the_training(prepared, tmp_path) -> None:
 
 
 def test_a_time_budget_ends_the_training_in_order(prepared, tmp_path) -> None:
-    outcome = run(prepared("affinities"), tmp_path / "t", max_iteration=1000, max_minutes=1e-6)
-    assert outcome.iteration == 1
-    assert outcome.best.iteration == 1
+    result = run(prepared("affinities"), tmp_path / "t", max_iteration=1000, max_minutes=1e-6)
+    assert result.iteration == 1
+    assert result.best.iteration == 1
 
 
 def test_a_resumed_training_continues_the_schedule_of_its_time_budget(prepared, tmp_path, monkeypatch) -> None:

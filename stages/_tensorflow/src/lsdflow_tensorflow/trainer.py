@@ -35,7 +35,7 @@ from lsdflow_training.data.streams import BatchNumbers, make_stream
 from lsdflow_training.failures import TOO_LARGE, StopRequest, batches_of, not_finite, stop_on_signals
 from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.sharding import all_finite
-from lsdflow_training.run import Outcome, Prepared
+from lsdflow_training.run import Training, TrainingResult
 from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.settings import TrainingSettings, make_bundle
 from lsdflow_training.snapshots import pictures, snapshot_path, write_snapshot
@@ -51,7 +51,7 @@ LOG = logging.getLogger("lsdflow.training")
 
 def train(
     settings: TrainingSettings, sources: Sequence[Source], folder: Path, training_key: str, lsd: FrozenLsd | None = None
-) -> Outcome:
+) -> TrainingResult:
     """Train to settings.schedules.max_iteration in the processes of TF_CONFIG or SLURM; resume from `folder`.
 
     Raises what lsdflow_training.trainer.train raises, and ConfigError for options that TensorFlow does not support.
@@ -91,7 +91,7 @@ class TensorflowTrainer:
         self.patches: list[Patch] = []
         self.validated: dict[int, float] = {}
 
-    def run(self) -> Outcome:
+    def run(self) -> TrainingResult:
         """See module docstring."""
         self._resume()
         begun_at = self.iteration
@@ -112,7 +112,7 @@ class TensorflowTrainer:
         rate = (self.iteration - begun_at) / max(time.monotonic() - self.started, 1e-9)
         best = self._choose() if self.cluster.is_chief else None
         ended_by = used_up(self.settings.schedules, self.iteration, self.minutes) or ""
-        return Outcome(self.iteration, best, self.minutes, rate, ended_by)
+        return TrainingResult(self.iteration, best, self.minutes, rate, ended_by)
 
     def _loop(self, curves: Curves | None, stop: StopRequest) -> bool:
         """Run steps until the end; return whether a signal ended them."""
@@ -236,20 +236,20 @@ class TensorflowTrainer:
         return used_up(self.settings.schedules, self.iteration, self.minutes) is not None
 
 
-def prepare(prepared: Prepared) -> tuple[Prepared, bool]:
+def share_among_cluster(training: Training) -> tuple[Training, bool]:
     """The training as shared by the processes of TF_CONFIG or SLURM, and whether this process writes the results.
 
     Raises ConfigError (78) for options that are not available with TensorFlow.
     """
     cluster = find_cluster(os.environ)
-    settings = shared_among(prepared.settings, cluster)
+    settings = shared_among(training.settings, cluster)
     require_possible(settings, cluster)
-    return replace(prepared, settings=settings), cluster.is_chief
+    return replace(training, settings=settings), cluster.is_chief
 
 
 def train_alone(
     settings: TrainingSettings, sources: Sequence[Source], folder: Path, training_key: str, lsd: FrozenLsd | None = None
-) -> Outcome:
+) -> TrainingResult:
     """Train in this process alone and ignore TF_CONFIG and SLURM. Used to measure a few steps."""
     alone = Cluster()
     shared = shared_among(settings, alone)

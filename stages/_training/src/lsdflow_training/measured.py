@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lsdflow_contract.errors import OutputConflict
 from lsdflow_training.backends import tensorflow_backend
-from lsdflow_training.run import Prepared
+from lsdflow_training.run import Training
 from lsdflow_training.settings import Distribution, EarlyStopping, Records, TrainingSettings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ MOST_STEPS, MOST_MINUTES = 50, 1.0
 STEPS_OF_THE_START = 2
 
 
-def measure_training(prepared: Prepared, folder: Path, lsd: FrozenLsd | None = None) -> dict[str, Any]:
+def measure_training(training: Training, folder: Path, lsd: FrozenLsd | None = None) -> dict[str, Any]:
     """Iterations per second of one process, and memory; the files that were written stay in `folder`.
 
     Raises OutputConflict (73) for a folder that is not empty, NotInstalled (78) if tensorflow is configured and not
@@ -35,18 +35,18 @@ def measure_training(prepared: Prepared, folder: Path, lsd: FrozenLsd | None = N
         raise OutputConflict(
             "the folder of the measurement is not empty", where=folder, fix="name one that does not exist"
         )
-    with_tensorflow = prepared.config.backend == "tensorflow"
+    with_tensorflow = training.config.backend == "tensorflow"
     if with_tensorflow:
         train = tensorflow_backend().train_alone
     else:
         from lsdflow_training.trainer import train
     folder.mkdir(parents=True, exist_ok=True)
-    settings = _some_steps(prepared.settings)
-    outcome = train(settings, prepared.sources, folder, prepared.key, lsd)
+    settings = _some_steps(training.settings)
+    result = train(settings, training.sources, folder, training.key, lsd)
     return {
         "it_per_s": steady_speed(folder / "loss.csv"),
-        "iteration": outcome.iteration,
-        "seconds": 60 * outcome.minutes,
+        "iteration": result.iteration,
+        "seconds": 60 * result.minutes,
         "peak_rss_mib": _peak_rss_mib(settings.num_workers),
         **({"device": settings.device} if with_tensorflow else _device_taken(settings.device)),
         "host": socket.gethostname(),

@@ -40,7 +40,7 @@ PATCHES_PER_STEP = "patches_per_step"  # key in the facts of the manifest
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingResult:
     """Last iteration of a training, best checkpoint (None: another process has it), total minutes, and speed.
 
     ended_by: max_iteration, max_minutes, or the verdict on the validation loss (plateau, overfit).
@@ -56,7 +56,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Training:
     """A training that is ready to start: everything is resolved and checked, nothing is written."""
 
     experiment: Experiment
@@ -76,9 +76,9 @@ class Prepared:
         return training_folder(self.experiment.layout, self.settings.stage, self.key)
 
 
-def prepare_training(
+def resolve_training(
     experiment: Experiment, config: TrainingConfig, stage: str, kind: Kind, lsd: Bundle | None = None
-) -> Prepared:
+) -> Training:
     """Read the volumes' metadata, resolve the settings. Raises the first problem found, before anything is written."""
     made = read_manifest(experiment.layout, "prepare")
     inputs = {"prepare": made.identity}
@@ -89,7 +89,7 @@ def prepare_training(
     device = device_of_jobs(experiment, config.backend) if experiment.descriptions else None
     size_nm = common_voxel_size(volumes)
     settings = resolve_settings(experiment, config, stage, kind, voxel_size_nm=size_nm, lsd=lsd, device=device)
-    return Prepared(experiment, config, settings, make_sources(volumes, config, settings, probabilities), inputs)
+    return Training(experiment, config, settings, make_sources(volumes, config, settings, probabilities), inputs)
 
 
 def _volumes(
@@ -98,18 +98,18 @@ def _volumes(
     return chosen_volumes(experiment.layout, config, tuple(probabilities))
 
 
-def run_training(prepared: Prepared, lsd: Any = None) -> None:
+def run_training(training: Training, lsd: Any = None) -> None:
     """Train in the folder of the key and write a manifest; the training becomes the current one when it begins.
 
     Raises what trainer.train raises.
     """
-    settings = prepared.settings
-    problems = [*mlflow_problems(prepared.config.mlflow), *settings_problems(settings)]
-    problems += source_problems(prepared.sources, settings)
+    settings = training.settings
+    problems = [*mlflow_problems(training.config.mlflow), *settings_problems(settings)]
+    problems += source_problems(training.sources, settings)
     if problems:
         raise problems[0]
-    if prepared.config.backend == "tensorflow":
-        _train_with_tensorflow(prepared, lsd)
+    if training.config.backend == "tensorflow":
+        _train_with_tensorflow(training, lsd)
         return
     ranks, how = ranks_of_environment(os.environ), settings.distribution
     if how.processes > 1:
@@ -117,71 +117,71 @@ def run_training(prepared: Prepared, lsd: Any = None) -> None:
 
         if ranks.rank == 0:  # the first process on the first node exports the metrics instead of this one
             hand_over()
-        run_local_processes(prepared.experiment, settings.stage, how, ranks)
+        run_local_processes(training.experiment, settings.stage, how, ranks)
         return
     from lsdflow_training.processes.collectives import open_group
     from lsdflow_training.trainer import train
 
     with open_group(ranks, settings.device, how.peer_timeout_s) as group:
         if group.writes:
-            _report_other_settings(prepared)
-            make_current(prepared.experiment.layout, settings.stage, prepared.key)
+            _report_other_settings(training)
+            make_current(training.experiment.layout, settings.stage, training.key)
         group.wait_for_all()
-        outcome = train(settings, prepared.sources, prepared.folder, prepared.key, lsd, group)
-        if outcome.best is not None:
-            _leave_manifest(prepared, outcome, outcome.best)
+        result = train(settings, training.sources, training.folder, training.key, lsd, group)
+        if result.best is not None:
+            _write_manifest(training, result, result.best)
 
 
-def _train_with_tensorflow(prepared: Prepared, lsd: Any) -> None:
+def _train_with_tensorflow(training: Training, lsd: Any) -> None:
     backend = tensorflow_backend()
-    shared, writes = backend.prepare(prepared)
+    shared, writes = backend.share_among_cluster(training)
     if writes:
         _report_other_settings(shared)
         make_current(shared.experiment.layout, shared.settings.stage, shared.key)
-    outcome = backend.train(shared.settings, shared.sources, shared.folder, shared.key, lsd)
-    if outcome.best is not None:
-        _leave_manifest(shared, outcome, outcome.best)
+    result = backend.train(shared.settings, shared.sources, shared.folder, shared.key, lsd)
+    if result.best is not None:
+        _write_manifest(shared, result, result.best)
 
 
-def _report_other_settings(prepared: Prepared) -> None:
+def _report_other_settings(training: Training) -> None:
     """Log how the training differs from the current one, which stays in the results."""
     with suppress(StageError):
-        earlier = read_manifest(prepared.experiment.layout, prepared.settings.stage)
-        changed = differences(earlier, prepared.config.recorded(), prepared.inputs)
-        if earlier.key != prepared.key:
+        earlier = read_manifest(training.experiment.layout, training.settings.stage)
+        changed = differences(earlier, training.config.recorded(), training.inputs)
+        if earlier.key != training.key:
             LOG.warning(
                 "%s: another training than the current one (%s): %s. It has a folder of its own in results/; "
                 "`lsdflow use` makes the earlier one current again",
-                prepared.settings.stage,
+                training.settings.stage,
                 earlier.key[:8],
                 changed or "another number of processes",
             )
 
 
-def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) -> None:
+def _write_manifest(training: Training, result: TrainingResult, best: BestCheckpoint) -> None:
     facts = {
-        "iteration": outcome.iteration,
-        "ended_by": outcome.ended_by,
+        "iteration": result.iteration,
+        "ended_by": result.ended_by,
         "best_iteration": best.iteration,
         "validation_loss": best.validation_loss,
-        "minutes": round(outcome.minutes, 3),
-        "seconds": round(60 * outcome.minutes, 1),
-        "it_per_s": round(outcome.it_per_s, 4),
-        "kind": prepared.settings.kind,
+        "minutes": round(result.minutes, 3),
+        "seconds": round(60 * result.minutes, 1),
+        "it_per_s": round(result.it_per_s, 4),
+        "kind": training.settings.kind,
     }
-    if prepared.settings.step.effective_batch > 1:
-        facts[PATCHES_PER_STEP] = prepared.settings.step.effective_batch
-        facts["samples_per_s"] = round(outcome.it_per_s * prepared.settings.step.effective_batch, 4)
-    if outcome.data_wait_share is not None:
-        facts["data_wait_share"] = round(outcome.data_wait_share, 4)
-    stage = prepared.settings.stage
+    if training.settings.step.effective_batch > 1:
+        facts[PATCHES_PER_STEP] = training.settings.step.effective_batch
+        facts["samples_per_s"] = round(result.it_per_s * training.settings.step.effective_batch, 4)
+    if result.data_wait_share is not None:
+        facts["data_wait_share"] = round(result.data_wait_share, 4)
+    stage = training.settings.stage
     Manifest(
         writer=Writer.of(stage),
-        key=prepared.key,
-        config=prepared.config.recorded(),
-        inputs=prepared.inputs,
-        outputs=training_outputs(prepared.experiment.layout, stage, prepared.key),
+        key=training.key,
+        config=training.config.recorded(),
+        inputs=training.inputs,
+        outputs=training_outputs(training.experiment.layout, stage, training.key),
         facts=facts,
-        identity=hash_of({"key": prepared.key, "weights": best.weights_sha256}),
-    ).finish(prepared.experiment.layout)
+        identity=hash_of({"key": training.key, "weights": best.weights_sha256}),
+    ).finish(training.experiment.layout)
     LOG.info("%s: %s", stage, facts)

@@ -29,7 +29,7 @@ from lsdflow_training.checks import training_problems
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.volumes import Source
 from lsdflow_training.measured import measure_training
-from lsdflow_training.run import PATCHES_PER_STEP, Prepared, prepare_training, run_training
+from lsdflow_training.run import PATCHES_PER_STEP, Training, resolve_training, run_training
 from lsdflow_training.settings import make_bundle
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ class TrainStage(Stage):
         del experiment
         return None
 
-    def prepare(self, experiment: Experiment) -> Prepared:
+    def resolve(self, experiment: Experiment) -> Training:
         """The training, resolved from settings and volumes. Raises errors that can be found before it starts."""
         table = experiment.table(self.name, self.config)
-        return prepare_training(experiment, table, self.name, self.kind(experiment), self.lsd_bundle(experiment))
+        return resolve_training(experiment, table, self.name, self.kind(experiment), self.lsd_bundle(experiment))
 
     def run(self, experiment: Experiment) -> None:
         """Train. If the network is not needed or was imported, log that and do nothing."""
@@ -79,7 +79,7 @@ class TrainStage(Stage):
         if reason is not None:
             LOG.info("%s: nothing to do, %s", self.name, reason)
             return
-        run_training(self.prepare(experiment), self.frozen_lsd(experiment))
+        run_training(self.resolve(experiment), self.frozen_lsd(experiment))
 
     def validate(self, experiment: Experiment) -> list[StageError]:
         """All problems that can be found before a training."""
@@ -91,24 +91,24 @@ class TrainStage(Stage):
         except StageError as error:
             return [*training_problems(experiment, table, self.name, WITHOUT_LSDS), error]
         problems = training_problems(experiment, table, self.name, kind, lsd)
-        return problems or problems_of([lambda: self.prepare(experiment)])
+        return problems or problems_of([lambda: self.resolve(experiment)])
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """The plan of a run, or why there is nothing to do."""
         reason = self._nothing_to_do(experiment)
-        return training_plan(self.prepare(experiment)) if reason is None else {"nothing_to_do": reason}
+        return training_plan(self.resolve(experiment)) if reason is None else {"nothing_to_do": reason}
 
     def describe(self, experiment: Experiment) -> None:
         """Write the description of the network to be trained to `experiment.descriptions`."""
         if self._nothing_to_do(experiment) is None:
-            describe_network(self.prepare(experiment), self.lsd_bundle(experiment))
+            describe_network(self.resolve(experiment), self.lsd_bundle(experiment))
 
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
         """Speed and memory of some steps, whose files are written to `folder`."""
         reason = self._nothing_to_do(experiment)
         if reason is not None:
             raise UsageError(f"{self.name} has nothing to do: {reason}")
-        return measure_training(self.prepare(experiment), folder, self.frozen_lsd(experiment))
+        return measure_training(self.resolve(experiment), folder, self.frozen_lsd(experiment))
 
     def status(self, experiment: Experiment) -> dict[str, Any]:
         """The status of the training so far."""
@@ -138,20 +138,20 @@ def imported(experiment: Experiment, stage: str) -> str | None:
     return f"the network of iteration {manifest.facts.get('iteration')} was imported from {manifest.facts.get('from')}"
 
 
-def training_plan(prepared: Prepared) -> dict[str, Any]:
+def training_plan(training: Training) -> dict[str, Any]:
     """The facts of a run that `plan` reports."""
-    settings = prepared.settings
+    settings = training.settings
     return {
         "kind": settings.kind,
-        "volumes": {s.volume.name: round(s.probability, 4) for s in prepared.sources},
-        "regions": {s.volume.name: _region(s) for s in prepared.sources},
+        "volumes": {s.volume.name: round(s.probability, 4) for s in training.sources},
+        "regions": {s.volume.name: _region(s) for s in training.sources},
         "raw_shape_vox": settings.shapes.raw_vox,
         "output_shape_vox": settings.shapes.output_vox,
         "voxel_size_nm": settings.targets.voxel_size_nm,
         "sigma_nm": settings.targets.sigma_nm,
         "max_iteration": settings.schedules.max_iteration,
         "max_minutes": settings.schedules.max_minutes,
-        "done_iterations": max(bundle_iterations(prepared.folder / "checkpoints"), default=0),
+        "done_iterations": max(bundle_iterations(training.folder / "checkpoints"), default=0),
         "device": settings.device,
         "workers": settings.num_workers,
         "processes": settings.step.effective_batch // settings.step.accumulate,
@@ -161,12 +161,12 @@ def training_plan(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def describe_network(prepared: Prepared, lsd: Bundle | None) -> None:
+def describe_network(training: Training, lsd: Bundle | None) -> None:
     """Write the bundle that a training would write, without weights, a best.json for it, and a manifest."""
-    layout, settings = prepared.experiment.layout, prepared.settings
-    weights = f"{PLANNED}{prepared.key}"
+    layout, settings = training.experiment.layout, training.settings
+    weights = f"{PLANNED}{training.key}"
     bundle = make_bundle(
-        settings, settings.schedules.max_iteration or 0, prepared.key, None, lsd.weights_sha256 if lsd else None
+        settings, settings.schedules.max_iteration or 0, training.key, None, lsd.weights_sha256 if lsd else None
     ).model_copy(update={"weights_sha256": weights})
     folder = bundle_folder(layout.checkpoints(settings.stage), bundle.iteration)
     folder.mkdir(parents=True)
@@ -176,11 +176,11 @@ def describe_network(prepared: Prepared, lsd: Bundle | None) -> None:
     )
     Manifest(
         writer=Writer.of(settings.stage),
-        key=prepared.key,
-        config=prepared.config.recorded(),
-        inputs=prepared.inputs,
+        key=training.key,
+        config=training.config.recorded(),
+        inputs=training.inputs,
         outputs={},
-        identity=hash_of({"key": prepared.key, "weights": weights}),
+        identity=hash_of({"key": training.key, "weights": weights}),
     ).write(layout)
 
 

@@ -39,7 +39,7 @@ from lsdflow_training.failures import TOO_LARGE, StopRequest, batches_of, memory
 from lsdflow_training.mlflow_log import open_mlflow
 from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.sharding import all_finite, require_same_weights, whole_optimizer, whole_weights
-from lsdflow_training.run import Outcome
+from lsdflow_training.run import TrainingResult
 from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.settings import TrainingSettings, make_bundle
 from lsdflow_training.snapshots import pictures, snapshot_path, write_snapshot
@@ -57,7 +57,7 @@ def train(
     training_key: str,
     lsd: FrozenLsd | None = None,
     group: Group | None = None,
-) -> Outcome:
+) -> TrainingResult:
     """Train to settings.schedules.max_iteration, resuming from `folder`. group: the other processes, if there are any.
 
     Raises Interrupted (75) after a signal, BadData if the loss or the weights are not finite, ConfigError if the
@@ -107,7 +107,7 @@ class Trainer:
         self.patches: list[Patch] = []
         self.validated: dict[int, float | None] = {}
 
-    def run(self) -> Outcome:
+    def run(self) -> TrainingResult:
         """See module docstring."""
         self._resume()
         self.monitor.judge(self.iteration)
@@ -137,7 +137,7 @@ class Trainer:
         rate = (self.iteration - begun_at) / seconds
         samples = rate * self.settings.step.effective_batch
         LOG.info("%.3g it/s, %.3g samples/s with %d processes", rate, samples, self.group.ranks.world_size)
-        return Outcome(self.iteration, best, self._minutes(), rate, self._ended_by() or "", self.data_wait.share)
+        return TrainingResult(self.iteration, best, self._minutes(), rate, self._ended_by() or "", self.data_wait.share)
 
     def _loop(self, curves: Curves | None) -> None:
         how, ranks, step = self.settings.schedules, self.group.ranks, self.settings.step

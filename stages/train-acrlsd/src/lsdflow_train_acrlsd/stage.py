@@ -16,7 +16,7 @@ from lsdflow_contract.errors import ContractMismatch
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
-from lsdflow_training.run import Prepared
+from lsdflow_training.run import Training
 from lsdflow_training.settings import Targets
 from lsdflow_training.stage import TrainStage, lsd_bundle_folder
 
@@ -51,13 +51,13 @@ class TrainAcrlsd(TrainStage):
 
         return FrozenLsd(*load_network(folder, expect_kind="lsd"))
 
-    def prepare(self, experiment: Experiment) -> Prepared:
+    def resolve(self, experiment: Experiment) -> Training:
         """The resolved training. Raises ContractMismatch (76) if the LSD network was trained for other targets."""
-        prepared = super().prepare(experiment)
+        training = super().resolve(experiment)
         lsd = self.lsd_bundle(experiment)
         if lsd is not None:
-            check_lsd_bundle(lsd, prepared.settings.targets)
-        return prepared
+            check_lsd_bundle(lsd, training.settings.targets)
+        return training
 
     def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
         """Facts about torch and its GPUs."""
