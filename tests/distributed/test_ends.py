@@ -62,7 +62,7 @@ def test_weights_that_differ_are_found_and_the_process_named(training) -> None:
     assert drifting.errors[0].where == drifting.errors[1].where == "process 1 of 2"
 
 
-def test_what_one_process_meets_is_the_error_of_all(training) -> None:
+def test_the_error_of_one_process_is_the_error_of_all(training) -> None:
     one = training("one")
     assert one.live(2, before=[None, find_no_patch]) == [65, 65]
     assert one.errors[0].what == one.errors[1].what == "no patch"

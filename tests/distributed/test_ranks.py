@@ -24,18 +24,18 @@ def test_torchrun_is_understood() -> None:
     assert ranks_of_environment(given | where) == Ranks(3, 4, 1, 2, "n1", 123, store_runs=True)
 
 
-def test_tasks_of_srun_meet_at_the_first_node_at_a_port_of_the_job() -> None:
+def test_the_rendezvous_of_tasks_of_srun_is_the_first_node_at_a_port_of_the_job() -> None:
     job = {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "40123", "SLURM_RESTART_COUNT": "2"}
     assert ranks_of_environment(SRUN | job) == Ranks(5, 8, 1, 4, "gpu07", 20123, attempt="2")
 
 
-def test_a_container_with_a_given_meeting_place_needs_no_list_of_nodes() -> None:
+def test_a_container_with_a_given_address_needs_no_list_of_nodes() -> None:
     given = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}
     found = ranks_of_environment(given | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20001"})
     assert found == Ranks(1, 2, 0, 1, "10.0.0.1", 20001)
 
 
-def test_a_container_that_also_knows_its_step_meets_at_the_same_place() -> None:
+def test_a_container_that_also_knows_its_step_has_the_same_rendezvous() -> None:
     given = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}
     where = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20001", "SLURM_RESTART_COUNT": "1"}
     of_step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[07-08]"}
@@ -49,7 +49,7 @@ def test_the_first_of_a_list_of_nodes(names: str) -> None:
     assert first_node(names) == "gpu07"
 
 
-def test_no_place_to_meet_is_an_error() -> None:
+def test_no_address_for_the_rendezvous_is_an_error() -> None:
     with pytest.raises(ConfigError, match="MASTER_ADDR"):
         ranks_of_environment(SRUN)
 

@@ -101,7 +101,7 @@ def test_fp16_is_refused_with_shared_weights() -> None:
 
 def test_auto_is_one_process_where_there_is_no_gpu_and_a_started_process_starts_no_others() -> None:
     assert resolve_distribution(TrainingConfig(processes="auto"), "cpu", Ranks()).processes == 1
-    started = Ranks(world_size=2, local_world_size=2, started_by_us=True)
+    started = Ranks(world_size=2, local_world_size=2, started_locally=True)
     assert resolve_distribution(TrainingConfig(processes=2), "cpu", started).processes == 1
     assert resolve_distribution(TrainingConfig(processes=2), "cpu", Ranks()).processes == 2
 

@@ -69,7 +69,7 @@ class Training:
         before: Sequence[Callable[[], None] | None] = (),
         nodes: int = 1,
     ) -> Any:
-        """Start the processes, as if on so many nodes; returns the store they meet at."""
+        """Start the processes, as if on so many nodes; returns the store of their rendezvous."""
         store, port = serve(LOOPBACK, 0, 60.0)
         of_node = [Ranks(rank, nodes, address=LOOPBACK, port=port) for rank in range(nodes)]
         every = [of_local_process(node, world // nodes, rank) for node in of_node for rank in range(world // nodes)]

@@ -16,7 +16,7 @@ from lsdflow_training.data.batches import batch_stream  # noqa: E402
 from lsdflow_training.data.device_patches import CropReader  # noqa: E402
 from lsdflow_training.data.patch import DevicePatch  # noqa: E402
 from lsdflow_training.data.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
-from lsdflow_training.data.streams import SharedSlots, gpu_stream  # noqa: E402
+from lsdflow_training.data.streams import SharedBuffers, gpu_stream  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -90,24 +90,24 @@ def test_the_same_bits_whoever_makes_a_patch_and_whatever_its_stride(prepared, w
     assert not torch.equal(here[0].patch.raw, here[1].patch.raw)
 
 
-def test_crops_larger_than_a_slot_go_through_the_pipe(prepared, monkeypatch) -> None:
+def test_crops_larger_than_a_buffer_go_through_the_pipe(prepared, monkeypatch) -> None:
     from lsdflow_training.data import streams as module
 
     training, keys = prepared("affinities"), make_keys()
     here = device_patches(training, keys, 2)
-    monkeypatch.setattr(module, "_slot_bytes", lambda _settings: 1)
+    monkeypatch.setattr(module, "_buffer_bytes", lambda _settings: 1)
     there = device_patches(training, keys, 2, num_workers=1)
     assert all(torch.equal(a.patch.raw, b.patch.raw) for a, b in zip(here, there, strict=True))
 
 
 def test_slots_are_overwritten_in_turn_and_no_sooner() -> None:
-    slots = SharedSlots(2, 10)
-    places = [slots.write({"raw": np.full((2, 3), number)}) for number in range(3)]
-    assert [int(slots.view(place["raw"])[1, 2]) for place in places] == [2, 1, 2]
-    assert slots.write({"raw": np.zeros(slots.size + 1, np.uint8)}) is None
+    buffers = SharedBuffers(2, 10)
+    places = [buffers.write({"raw": np.full((2, 3), number)}) for number in range(3)]
+    assert [int(buffers.view(place["raw"])[1, 2]) for place in places] == [2, 1, 2]
+    assert buffers.write({"raw": np.zeros(buffers.size + 1, np.uint8)}) is None
 
 
-def test_what_a_worker_meets_is_reported_by_the_stream(prepared, monkeypatch) -> None:
+def test_the_error_of_a_worker_is_reported_by_the_stream(prepared, monkeypatch) -> None:
     from lsdflow_training.data import random_location
 
     monkeypatch.setattr(random_location, "MAX_TRIES", 50)

@@ -1,4 +1,4 @@
-"""The loss of an answer that ignores the image, and when a network's loss is doubted; pictures of a step."""
+"""The loss of an answer that ignores the image, and when the loss of a network is implausible; pictures of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from lsdflow_training.data.patch import Patch  # noqa: E402
 from lsdflow_training.snapshots import pictures  # noqa: E402
 from lsdflow_training.step import StepResult, total_loss  # noqa: E402
-from lsdflow_training.validation import constant_answer_loss, doubt  # noqa: E402
+from lsdflow_training.validation import constant_answer_loss, implausible  # noqa: E402
 
 
 def patch(seed: int, shape: tuple[int, ...] = (1, 3, 4, 5, 6)) -> Patch:
@@ -40,11 +40,11 @@ def test_no_constant_answer_has_a_lower_loss() -> None:
     assert min(grid) == pytest.approx(constant_answer_loss([patches[0]]), rel=0.05)
 
 
-def test_a_network_that_learnt_nothing_is_doubted_once_it_should_have() -> None:
-    assert doubt(0.2, 0.2, 100) == ""
-    assert doubt(0.1, 0.2, 1000) == ""
-    assert "0.2" in doubt(0.2, 0.2, 1000)
-    assert doubt(0.2, constant_answer_loss([]), 1000) == ""
+def test_the_loss_of_a_network_that_has_learnt_nothing_is_implausible_after_some_iterations() -> None:
+    assert implausible(0.2, 0.2, 100) == ""
+    assert implausible(0.1, 0.2, 1000) == ""
+    assert "0.2" in implausible(0.2, 0.2, 1000)
+    assert implausible(0.2, constant_answer_loss([]), 1000) == ""
 
 
 def test_pictures_show_the_middle_section_of_raw_targets_predictions_and_weights() -> None:

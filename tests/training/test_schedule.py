@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("gunpowder")
 
-from lsdflow_training.schedule import learning_rate, progress, seconds_left, used_up
+from lsdflow_training.schedule import learning_rate, limit_reached, progress, seconds_left
 from lsdflow_training.settings import Schedule, Schedules
 
 RATE = 1e-3
@@ -71,7 +71,7 @@ def test_one_cycle_ends_at_one_percent_after_its_minutes_if_they_come_first() ->
 @pytest.mark.parametrize("step_minutes", [0.02, 0.1, 0.5])
 def test_one_cycle_is_complete_within_its_minutes_however_slow_a_step_is(step_minutes: float) -> None:
     how, rates, clock = schedules(max_minutes=10), [], 0.0
-    while used_up(how, len(rates), clock) is None:
+    while limit_reached(how, len(rates), clock) is None:
         rates.append(learning_rate(how, len(rates) + 1, clock))
         clock += step_minutes
     assert clock <= 10 + step_minutes
@@ -106,7 +106,7 @@ def test_without_warm_up_one_cycle_begins_at_its_rate() -> None:
 def test_iterations_end_a_training_or_minutes_after_at_least_one_of_them(
     iteration: int, minutes: float, budget: float | None, wanted: str | None
 ) -> None:
-    assert used_up(schedules(max_minutes=budget), iteration, minutes) == wanted
+    assert limit_reached(schedules(max_minutes=budget), iteration, minutes) == wanted
 
 
 def test_seconds_left_are_those_of_the_minutes_that_no_run_has_used_yet() -> None:

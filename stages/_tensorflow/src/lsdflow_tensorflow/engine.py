@@ -178,14 +178,14 @@ class Engine:
         is at a step other than `number`.
         """
         data = [to_arrays(patch) for patch in patches]
-        votes = np.array([learning_rate, minutes, float(stop), float(number)])
+        shared = np.array([learning_rate, minutes, float(stop), float(number)])
         try:
-            losses, agreed = self._step(
+            losses, sums = self._step(
                 self._per_replica(lambda index, _: data[index]),
-                self._per_replica(lambda index, chief: votes * (index == 0) * [chief, chief, 1, 1]),
+                self._per_replica(lambda index, chief: shared * (index == 0) * [chief, chief, 1, 1]),
                 tf.constant(self.adam.next_corrections(), tf.float64),
             )
-            losses, agreed = (self.strategy.experimental_local_results(value)[0].numpy() for value in (losses, agreed))
+            losses, sums = (self.strategy.experimental_local_results(value)[0].numpy() for value in (losses, sums))
         except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
             raise Interrupted(
                 "another process of this training is gone",
@@ -194,10 +194,10 @@ class Engine:
                 fix="run the same command again to resume from the last checkpoint",
             ) from error
         processes = self.replicas // len(patches)
-        if agreed[3] != number * processes:
-            raise InternalError("the processes of this training are at different steps", found=agreed[3] / processes)
+        if sums[3] != number * processes:
+            raise InternalError("the processes of this training are at different steps", found=sums[3] / processes)
         by_name = {name: float(loss) for name, loss in zip(self._names(data[0]), losses, strict=True)}
-        return Step(by_name, float(agreed[0]), float(agreed[1]), stop=bool(agreed[2]))
+        return Step(by_name, float(sums[0]), float(sums[1]), stop=bool(sums[2]))
 
     def loss(self, patch: Patch) -> float:
         """The loss of one patch, computed in this process without training."""
@@ -228,7 +228,7 @@ class Engine:
         one = tf.function(lambda: self.strategy.run(lambda: _sum_over_replicas(tf.ones(()))), autograph=False)()
         tf.nest.map_structure(lambda value: value.numpy(), self.strategy.experimental_local_results(one))
 
-    def _replica_step(self, patch: Any, votes: Any, corrections: Any) -> tuple[Any, Any]:
+    def _replica_step(self, patch: Any, shared: Any, corrections: Any) -> tuple[Any, Any]:
         with tf.GradientTape() as tape:
             losses = self._losses(patch)
             loss = tf.add_n(list(losses.values()))
@@ -237,10 +237,10 @@ class Engine:
         *means, mean_losses = context.all_reduce(
             tf.distribute.ReduceOp.MEAN, [*gradients, tf.stack(list(losses.values()))]
         )
-        agreed = _sum_over_replicas(votes)
-        factors = tf.stack([agreed[0] / corrections[0], corrections[1]])
+        sums = _sum_over_replicas(shared)
+        factors = tf.stack([sums[0] / corrections[0], corrections[1]])
         context.merge_call(self.adam.apply, args=(means, factors))
-        return mean_losses, agreed
+        return mean_losses, sums
 
     def _losses(self, patch: Mapping[str, Any]) -> dict[str, Any]:
         predictions = self.network(patch["raw"])

@@ -36,7 +36,7 @@ from lsdflow_training.failures import TOO_LARGE, StopRequest, batches_of, not_fi
 from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.sharding import all_finite
 from lsdflow_training.run import Training, TrainingResult
-from lsdflow_training.schedule import learning_rate, scaled, used_up
+from lsdflow_training.schedule import learning_rate, limit_reached, rate_factor
 from lsdflow_training.settings import TrainingSettings, make_bundle
 from lsdflow_training.snapshots import pictures, snapshot_path, write_snapshot
 from lsdflow_training.timing import NodeTimes
@@ -82,7 +82,7 @@ class TensorflowTrainer:
         self.trained = new_network(settings)
         how = settings.schedules
         self.optimizer = torch.optim.Adam(self.trained.parameters(), lr=how.learning_rate, betas=how.betas)
-        self.rate_factor = scaled(settings.step.learning_rate_scaling, settings.step.effective_batch)
+        self.rate_factor = rate_factor(settings.step.learning_rate_scaling, settings.step.effective_batch)
         self.monitor = LossMonitor(folder, settings.early_stopping, Group())  # the chief alone validates
         self.iteration = self.saved = 0
         self.minutes_before = self.minutes = 0.0
@@ -111,7 +111,7 @@ class TensorflowTrainer:
                 )
         rate = (self.iteration - begun_at) / max(time.monotonic() - self.started, 1e-9)
         best = self._choose() if self.cluster.is_chief else None
-        ended_by = used_up(self.settings.schedules, self.iteration, self.minutes) or ""
+        ended_by = limit_reached(self.settings.schedules, self.iteration, self.minutes) or ""
         return TrainingResult(self.iteration, best, self.minutes, rate, ended_by)
 
     def _loop(self, curves: Curves | None, stop: StopRequest) -> bool:
@@ -121,10 +121,10 @@ class TensorflowTrainer:
         stream = make_stream(self.keys, self.settings, self.sources, numbers, self.times)
         bar = training_progress(self.settings, self.iteration, self.minutes_before, self.cluster.is_chief)
         with stream as batches, bar as progress:
-            taken = self._take(batches)
+            batches_of_step = self._next_batches(batches)
             engine = self._start()
             while True:
-                step = self._step(engine, taken, stop, curves)
+                step = self._step(engine, batches_of_step, stop, curves)
                 if curves is not None and progress is not None:
                     count_iteration(progress, step.losses, step.learning_rate)
                     self._log(engine, curves, step, progress.rate())
@@ -134,14 +134,14 @@ class TensorflowTrainer:
                     break
                 if curves is not None and self.iteration % how.checkpoint_every == 0:
                     self._checkpoint(engine, curves)
-                taken = self._take(batches)
+                batches_of_step = self._next_batches(batches)
             if curves is not None:
                 # An interruption adds no validation: the choice of the best must not depend on it.
                 self._checkpoint(engine, curves, validate=self._finished())
             engine.wait_for_all()
         return stopped
 
-    def _take(self, batches: Iterator[gp.Batch]) -> list[gp.Batch]:
+    def _next_batches(self, batches: Iterator[gp.Batch]) -> list[gp.Batch]:
         return [next(batches) for _ in range(self.replicas)]
 
     def _start(self) -> Engine:
@@ -233,7 +233,7 @@ class TensorflowTrainer:
         return self.minutes_before + (time.monotonic() - self.started) / 60
 
     def _finished(self) -> bool:
-        return used_up(self.settings.schedules, self.iteration, self.minutes) is not None
+        return limit_reached(self.settings.schedules, self.iteration, self.minutes) is not None
 
 
 def share_among_cluster(training: Training) -> tuple[Training, bool]:

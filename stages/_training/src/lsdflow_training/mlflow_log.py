@@ -152,7 +152,7 @@ class MlflowRun:
             for name, value in point.values.items()
             if point.iteration > self._last.get(name, -1)
         ]
-        for some in _parts(new, METRICS_AT_ONCE):
+        for some in _chunks(new, METRICS_AT_ONCE):
             self._client.log_batch(self.run_id, metrics=some)
 
     def end(self, status: str, tags: Mapping[str, str]) -> None:
@@ -200,7 +200,7 @@ class MlflowRun:
         """Write parameters. MLflow never changes the value of a parameter, so a changed one becomes a tag."""
         param = self._mlflow.entities.Param
         new = [param(name, value) for name, value in wanted.items() if name not in known]
-        for some in _parts(new, PARAMETERS_AT_ONCE):
+        for some in _chunks(new, PARAMETERS_AT_ONCE):
             self._client.log_batch(self.run_id, params=some)
         changed = {f"changed.{name}": value for name, value in wanted.items() if known.get(name, value) != value}
         if changed:
@@ -239,7 +239,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield name, value if isinstance(value, str) else json.dumps(value)
 
 
-def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[begin : begin + size] for begin in range(0, len(items), size))
 
 

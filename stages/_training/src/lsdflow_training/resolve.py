@@ -305,7 +305,7 @@ def _is_asked_for(targets: Any, field: dataclasses.Field[Any]) -> bool:
 def resolve_distribution(config: TrainingConfig, device: str, ranks: Ranks) -> Distribution:
     """Processes and strategy. Raises ConfigError for what the device does not support."""
     processes = 1
-    if not ranks.started_by_us:
+    if not ranks.started_locally:
         processes = _gpus(device, config.backend) if config.processes == "auto" else config.processes
     if config.precision == "fp16" and (device == "cpu" or config.strategy == "fsdp"):
         raise ConfigError(

@@ -16,7 +16,7 @@ from lsdflow_training.settings import Schedules
 LONGEST_WARM_UP = 0.1
 
 
-def scaled(rule: str, effective_batch: int) -> float:
+def rate_factor(rule: str, effective_batch: int) -> float:
     """Factor of the learning rate for a step of effective_batch patches: 1 (none), n (linear) or its root (sqrt)."""
     return {"none": 1.0, "linear": float(effective_batch), "sqrt": math.sqrt(effective_batch)}[rule]
 
@@ -36,7 +36,7 @@ def learning_rate(how: Schedules, iteration: int, minutes: float) -> float:
     return how.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def used_up(how: Schedules, iteration: int, minutes: float) -> Literal["max_iteration", "max_minutes"] | None:
+def limit_reached(how: Schedules, iteration: int, minutes: float) -> Literal["max_iteration", "max_minutes"] | None:
     """The limit that ends the training: its iterations, or its minutes (after at least one iteration); else None."""
     if iteration >= how.max_iteration:
         return "max_iteration"

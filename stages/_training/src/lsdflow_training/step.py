@@ -57,14 +57,14 @@ class Gradients:
     """How gradients become a step; the defaults are for one process and one patch.
 
     clip: largest norm of the gradient. scaler: of losses at fp16. exchange: a switch, on while the gradients of a
-    backward pass are averaged over the processes. agree: called with the result of this process before the
-    optimizer's step; returns the common result, or raises in all processes.
+    backward pass are averaged over the processes. combine: called with the result of this process before the
+    optimizer's step; returns that of all processes, or raises in all of them.
     """
 
     clip: float | None = None
     scaler: torch.amp.GradScaler | None = None
     exchange: Callable[[bool], None] = lambda _on: None
-    agree: Callable[[StepResult], StepResult] | None = None
+    combine: Callable[[StepResult], StepResult] | None = None
 
 
 def forward_loss(network: nn.Module, patch: Patch, precision: TrainingPrecision) -> StepResult:
@@ -88,7 +88,7 @@ def train_step(
     """One optimizer step with the mean of the patches' gradients; with keep_gradients the predictions keep `.grad`.
 
     Returns the result of the last patch, with losses averaged over the patches.  If a loss is not finite there is no
-    optimizer step: a single process returns the result; among several processes, how.agree raises.
+    optimizer step: a single process returns the result; among several processes, how.combine raises.
     """
     how = how or Gradients()
     optimizer.zero_grad(set_to_none=True)
@@ -100,7 +100,7 @@ def train_step(
         if keep_gradients and last:
             for name in patch.targets:
                 result.predictions[name].retain_grad()
-        if how.agree is None and not torch.isfinite(result.loss):
+        if how.combine is None and not torch.isfinite(result.loss):
             return result
         _backward(result.loss if len(patches) == 1 else result.loss / len(patches), how.scaler)
         if keep_gradients and last and how.scaler is not None:
@@ -108,8 +108,8 @@ def train_step(
                 _unscale(result.predictions[name].grad, how.scaler)
         results.append(replace(result, loss=result.loss.detach()))
     mean = _mean(results)
-    if how.agree is not None:
-        mean = how.agree(mean)
+    if how.combine is not None:
+        mean = how.combine(mean)
     _optimize(network, optimizer, how)
     return mean
 

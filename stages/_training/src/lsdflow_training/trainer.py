@@ -40,7 +40,7 @@ from lsdflow_training.mlflow_log import open_mlflow
 from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.sharding import all_finite, require_same_weights, whole_optimizer, whole_weights
 from lsdflow_training.run import TrainingResult
-from lsdflow_training.schedule import learning_rate, scaled, used_up
+from lsdflow_training.schedule import learning_rate, limit_reached, rate_factor
 from lsdflow_training.settings import TrainingSettings, make_bundle
 from lsdflow_training.snapshots import pictures, snapshot_path, write_snapshot
 from lsdflow_training.step import AveragedWeights, StepResult, train_step
@@ -90,9 +90,9 @@ class Trainer:
         self.precision = training_precision(settings, self.group, self.device)
         self.trained = new_network(settings)
         self.network, gradients = build_network(settings, self.trained, lsd, self.group, self.device, self.precision)
-        self.gradients = gradients if self.group.alone else replace(gradients, agree=self._agree)
+        self.gradients = gradients if self.group.alone else replace(gradients, combine=self._combine)
         self.optimizer = make_optimizer(settings, self.trained)
-        self.learning_rate_factor = scaled(settings.step.learning_rate_scaling, settings.step.effective_batch)
+        self.learning_rate_factor = rate_factor(settings.step.learning_rate_scaling, settings.step.effective_batch)
         decay = settings.average_decay
         self.average = None if decay is None else AveragedWeights(self.trained, decay)
         self.monitor = LossMonitor(folder, settings.early_stopping, self.group)
@@ -184,7 +184,7 @@ class Trainer:
             write_snapshot(path, self.settings.kind, batches[-1], self.keys, result=result, voxel_size_nm=size)
         return result
 
-    def _agree(self, mine: StepResult) -> StepResult:
+    def _combine(self, mine: StepResult) -> StepResult:
         """The result of this process -> that of all. Raises BadData in all of them if the loss of one is not finite."""
         rows = self.group.gather([float(bool(self.stop)), self._own_minutes(), *mine.losses.values()])
         for rank, (_, _, *losses) in enumerate(rows):
@@ -314,4 +314,4 @@ class Trainer:
         """The reason for the end: the verdict on the validation loss, or the limit that is reached; else None."""
         if self.monitor.verdict != "continue":
             return self.monitor.verdict
-        return used_up(self.settings.schedules, self.iteration, self._minutes())
+        return limit_reached(self.settings.schedules, self.iteration, self._minutes())

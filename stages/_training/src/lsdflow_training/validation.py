@@ -185,7 +185,7 @@ def _weighted_mean(targets: Sequence[Tensor], weights: Sequence[Tensor]) -> Tens
     return mean
 
 
-def doubt(loss: float, constant: float, iteration: int) -> str:
+def implausible(loss: float, constant: float, iteration: int) -> str:
     """Why a validation loss at this iteration is not plausible; "" if it is."""
     if iteration < SETTLED_ITERATIONS or loss < CLOSE_TO_CONSTANT * constant:
         return ""
@@ -216,7 +216,7 @@ class LossMonitor:
 
     def check(self, iteration: int, validation_loss: float) -> None:
         """Check a new validation loss, which must already be in the curves."""
-        reason = doubt(validation_loss, self._constant, iteration)
+        reason = implausible(validation_loss, self._constant, iteration)
         if reason and self._group.writes:
             LOG.warning(reason)
         self.judge(iteration)

@@ -92,11 +92,11 @@ class Placed:
     shape: tuple[int, ...]
 
 
-class SharedSlots:
-    """`count` slots of `size` bytes, made before the process forks; a page uses memory only once it is written.
+class SharedBuffers:
+    """`count` buffers of `size` bytes, made before the process forks; a page uses memory only once it is written.
 
-    A worker writes to its own slots in turn: at a time one, while `ahead` more wait in its queue and the training still
-    copies another one.  So with ahead + 2 slots none is overwritten too early.
+    A worker writes to its own buffers in turn: to one, while `ahead` more wait in its queue and the training still
+    copies another one.  So with ahead + 2 buffers none is overwritten too early.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -105,7 +105,7 @@ class SharedSlots:
         self.memory = mmap.mmap(-1, count * self.size)
 
     def write(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Placed] | None:
-        """Copy the arrays into the next slot; None if they do not fit."""
+        """Copy the arrays into the next buffer; None if they do not fit."""
         begin, placed = self.next * self.size, {}
         end = begin + self.size
         self.next = (self.next + 1) % self.count
@@ -118,7 +118,7 @@ class SharedSlots:
         return placed
 
     def view(self, placed: Placed) -> npt.NDArray[Any]:
-        """A view of the array, valid until the slot is overwritten."""
+        """A view of the array, valid until the buffer is overwritten."""
         count = math.prod(placed.shape)
         flat = np.frombuffer(self.memory, np.dtype(placed.dtype), count, placed.begin)
         return flat.reshape(placed.shape)
@@ -160,14 +160,14 @@ def gpu_stream(
 class CropWorker:
     """A process that reads crops into shared memory."""
 
-    slots: SharedSlots
+    buffers: SharedBuffers
     process: BatchWorker
 
     def next(self) -> Crops:
         """The next crops: views that are valid until the next call."""
         found: tuple[Crops, Places] = self.process.next()
         crops, placed = found
-        arrays: dict[str, Any] = {name: self.slots.view(place) for name, place in placed.items()}
+        arrays: dict[str, Any] = {name: self.buffers.view(place) for name, place in placed.items()}
         return dataclasses.replace(crops, **arrays)
 
 
@@ -178,17 +178,17 @@ def _start_workers(
     ahead = max(1, settings.cache_size // count)
     workers = []
     for w in range(count):
-        slots = SharedSlots(ahead + 2, _slot_bytes(settings))
-        make = partial(_read_and_store, reader, settings.seed, slots)
-        workers.append(CropWorker(slots, BatchWorker(make, first + w * stride, count * stride, ahead)))
+        buffers = SharedBuffers(ahead + 2, _buffer_bytes(settings))
+        make = partial(_read_and_store, reader, settings.seed, buffers)
+        workers.append(CropWorker(buffers, BatchWorker(make, first + w * stride, count * stride, ahead)))
         ending.callback(workers[-1].process.stop)
     return workers
 
 
-def _read_and_store(reader: CropReader, seed: int, slots: SharedSlots, number: int) -> tuple[Crops, Places]:
-    """The crops without their arrays, and where those are; crops larger than a slot go through the pipe."""
+def _read_and_store(reader: CropReader, seed: int, buffers: SharedBuffers, number: int) -> tuple[Crops, Places]:
+    """The crops without their arrays, and where those are; crops larger than a buffer go through the pipe."""
     crops = _read(reader, seed, number)
-    placed = slots.write({"raw": crops.raw, "labels": crops.labels, "mask": crops.mask})
+    placed = buffers.write({"raw": crops.raw, "labels": crops.labels, "mask": crops.mask})
     if placed is None:
         return crops, {}
     nothing: npt.NDArray[Any] = np.empty((0, 0, 0), np.uint8)
@@ -200,7 +200,7 @@ def _read(reader: CropReader, seed: int, number: int) -> Crops:
         return reader.read(seeded(reader.request, batch_seed(seed, number)))
 
 
-def _slot_bytes(settings: TrainingSettings) -> int:
+def _buffer_bytes(settings: TrainingSettings) -> int:
     """Enough for nearly all crops: raw and labels of a patch after two rotations."""
     padding = labels_padding_vox(settings)
     labels = math.prod(2 * n for n in padding)

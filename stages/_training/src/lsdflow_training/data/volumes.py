@@ -113,20 +113,20 @@ def prepared_probabilities(prepared: Manifest) -> dict[str, float]:
     return {k.removeprefix(_TRAINING): v["probability"] for k, v in volumes.items() if k.startswith(_TRAINING)}
 
 
-def chosen_volumes(layout: ExperimentLayout, config: TrainingConfig, there: Sequence[str]) -> list[TrainingVolume]:
-    """The volumes named in the config, or all that prepare made (`there`). Raises as chosen_names, and BadData."""
-    return [open_training_volume(layout.training_volume(name)) for name in chosen_names(layout, config, there)]
+def chosen_volumes(layout: ExperimentLayout, config: TrainingConfig, available: Sequence[str]) -> list[TrainingVolume]:
+    """The volumes named in the config, or all that prepare made (`available`). Raises as chosen_names, and BadData."""
+    return [open_training_volume(layout.training_volume(name)) for name in chosen_names(layout, config, available)]
 
 
-def chosen_names(layout: ExperimentLayout, config: TrainingConfig, there: Sequence[str]) -> tuple[str, ...]:
-    """The names in the config, or all of `there`. Raises MissingInput (66) if there are none, ConfigError (78)."""
-    if not there:
+def chosen_names(layout: ExperimentLayout, config: TrainingConfig, available: Sequence[str]) -> tuple[str, ...]:
+    """The names in the config, or all of `available`. Raises MissingInput (66) if there are none, ConfigError (78)."""
+    if not available:
         where, fix = layout.manifest("prepare"), "give [[prepare.training]] and run prepare"
         raise MissingInput("no training volumes", where=where, fix=fix)
     for name in config.volumes:
-        if name not in there:
-            raise ConfigError(f"no training volume {name!r}", where="volumes", fix=did_you_mean(name, there))
-    names = config.volumes or tuple(there)
+        if name not in available:
+            raise ConfigError(f"no training volume {name!r}", where="volumes", fix=did_you_mean(name, available))
+    names = config.volumes or tuple(available)
     if config.probabilities and len(config.probabilities) != len(names):
         raise ConfigError(
             "one probability per volume is needed",

@@ -33,7 +33,7 @@ _STATE_KEYS = ("model_state_dict", "state_dict")
 
 
 @dataclass(frozen=True)
-class ForeignCheckpoint:
+class ExternalCheckpoint:
     """A checkpoint that was read: its network, the iteration in its name, and a hash of its files."""
 
     path: Path
@@ -42,7 +42,7 @@ class ForeignCheckpoint:
     sha256: str
 
 
-def read_foreign(path: Path, factors: tuple[Vox3, ...] | None = None) -> ForeignCheckpoint:
+def read_external(path: Path, factors: tuple[Vox3, ...] | None = None) -> ExternalCheckpoint:
     """Read a checkpoint of TensorFlow 1 or torch.
 
     path: the file of torch, or the common prefix of the files of TensorFlow (or one of these files).
@@ -68,7 +68,7 @@ def read_foreign(path: Path, factors: tuple[Vox3, ...] | None = None) -> Foreign
             fix="--from is the path without .index",
         )
     number = _ITERATION.search(prefix.name)
-    return ForeignCheckpoint(prefix, network, int(number[1]) if number else None, _hash_of_files(files))
+    return ExternalCheckpoint(prefix, network, int(number[1]) if number else None, _hash_of_files(files))
 
 
 def _read_tf1(prefix: Path, factors: tuple[Vox3, ...] | None) -> tuple[ReadNetwork, list[Path]]:

@@ -15,19 +15,19 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from lsdflow_contract.errors import BadData
-from lsdflow_training.importers.unet import Convolution, ForeignUNet
+from lsdflow_training.importers.unet import Convolution, UNetLayers
 
 _LEFT = re.compile(r"^(?P<prefix>.*?)l_conv\.(?P<level>\d+)\.conv_pass\.(?P<i>\d+)$")
 _RIGHT = re.compile(r"^(?P<prefix>.*?)r_conv\.(?:(?P<decoder>\d+)\.)?(?P<level>\d+)\.conv_pass\.(?P<i>\d+)$")
 _UP = re.compile(r"^(?P<prefix>.*?)r_up\.(?:(?P<decoder>\d+)\.)?(?P<level>\d+)\.up$")
 
 
-def unet_of(state: Mapping[str, Tensor], where: object) -> ForeignUNet:
+def unet_of(state: Mapping[str, Tensor], where: object) -> UNetLayers:
     """The layers of the network. Raises BadData for unknown weights, two networks, or two decoders."""
     layers = {name: _convolution(name, state, where) for name in sorted({n.rpartition(".")[0] for n in state})}
     matches = {name: _LEFT.match(name) or _RIGHT.match(name) or _UP.match(name) for name in layers}
     _require_one(matches, where)
-    found = ForeignUNet(upsampling="keep" if any(map(_UP.match, layers)) else "repeat")
+    found = UNetLayers(upsampling="keep" if any(map(_UP.match, layers)) else "repeat")
     for name, layer in layers.items():
         match = matches[name]
         if match is None:

@@ -40,7 +40,7 @@ from lsdflow_contract.manifest import Manifest, Writer, work_key
 from lsdflow_contract.trainings import make_current, training_outputs
 from lsdflow_network import shapes
 from lsdflow_network.bundle import save_bundle
-from lsdflow_training.importers.checkpoints import ForeignCheckpoint, read_foreign
+from lsdflow_training.importers.checkpoints import ExternalCheckpoint, read_external
 from lsdflow_training.profiles import PROFILES
 from lsdflow_training.stage import IMPORTED_CHECKPOINT
 
@@ -161,7 +161,7 @@ def import_checkpoint(experiment: Experiment, stage: str, options: ImportOptions
     needs another kind of network). In these cases nothing is written.
     """
     wanted = _wanted_kind(experiment, stage, options)
-    read = read_foreign(options.path, options.factors)
+    read = read_external(options.path, options.factors)
     _require_kind(read, wanted)
     net_json = read_net_json(read.path.parent, options.config, read.network.unet)
     lsd = _lsd_bundle(experiment, options.lsd_checkpoint, net_json) if wanted == "acrlsd" else None
@@ -188,7 +188,7 @@ def _wanted_kind(experiment: Experiment, stage: str, options: ImportOptions) -> 
     return wanted
 
 
-def _require_kind(read: ForeignCheckpoint, wanted: Kind) -> None:
+def _require_kind(read: ExternalCheckpoint, wanted: Kind) -> None:
     found = read.network
     if found.kind != wanted:
         raise ContractMismatch(
@@ -226,7 +226,7 @@ def _lsd_bundle(experiment: Experiment, wanted: str, net_json: NetJson) -> Bundl
 def _bundle(
     experiment: Experiment,
     stage: str,
-    read: ForeignCheckpoint,
+    read: ExternalCheckpoint,
     options: ImportOptions,
     net_json: NetJson,
     lsd: Bundle | None,
@@ -261,12 +261,12 @@ def _parameters(bundle: Bundle) -> dict[str, Any]:
     return described
 
 
-def _inputs(bundle: Bundle, read: ForeignCheckpoint) -> dict[str, str]:
+def _inputs(bundle: Bundle, read: ExternalCheckpoint) -> dict[str, str]:
     inputs = {IMPORTED_CHECKPOINT: read.sha256}
     return inputs if bundle.lsd_bundle_sha256 is None else {**inputs, "lsd_weights": bundle.lsd_bundle_sha256}
 
 
-def _iteration(read: ForeignCheckpoint, options: ImportOptions) -> int:
+def _iteration(read: ExternalCheckpoint, options: ImportOptions) -> int:
     found = read.iteration if options.iteration is None else options.iteration
     if found is None:
         raise UsageError(
@@ -330,7 +330,7 @@ def _sigma(kind: Kind, options: ImportOptions, net_json: NetJson, lsd: Bundle | 
     return found
 
 
-def _write(experiment: Experiment, stage: str, bundle: Bundle, read: ForeignCheckpoint) -> dict[str, Any]:
+def _write(experiment: Experiment, stage: str, bundle: Bundle, read: ExternalCheckpoint) -> dict[str, Any]:
     layout = experiment.layout
     make_current(layout, stage, bundle.training_key)
     described = f"{hash_of_description(json.loads(bundle.model_dump_json()))}\n".encode()

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import BadData, UsageError
 from lsdflow_contract.geometry import Vox3
-from lsdflow_training.importers.unet import Convolution, ForeignUNet
+from lsdflow_training.importers.unet import Convolution, UNetLayers
 
 _OTHER_ACTIVATIONS = {"Elu", "Selu", "LeakyRelu", "Relu6", "Tanh", "Softplus", "Softsign"}
 _OTHER_POOLING = {"AvgPool3D", "AvgPool", "MaxPool"}
@@ -94,12 +94,12 @@ def network_variables(shapes: Mapping[str, tuple[int, ...]], where: object) -> l
     return names
 
 
-def unet_of(variables: Variables, factors: tuple[Vox3, ...] | None, where: object) -> ForeignUNet:
+def unet_of(variables: Variables, factors: tuple[Vox3, ...] | None, where: object) -> UNetLayers:
     """The layers of the network. Raises BadData for variables of unknown layers.
 
     factors: pooling factors, needed for upsampling kernels that are stored as one weight (else UsageError).
     """
-    found = ForeignUNet(upsampling="reduce")
+    found = UNetLayers(upsampling="reduce")
     constant: dict[int, str] = {}
     unknown = []
     for name in sorted(variables):
@@ -120,7 +120,7 @@ def unet_of(variables: Variables, factors: tuple[Vox3, ...] | None, where: objec
     return found
 
 
-def _placed(found: ForeignUNet, layer: str, name: str, variables: Variables, where: object) -> bool:
+def _placed(found: UNetLayers, layer: str, name: str, variables: Variables, where: object) -> bool:
     """Store the layer of a kernel in `found`; True also for the bias of a known layer, False for unknown layers."""
     is_pass, is_up, is_head = _PASS.match(layer), _UP.match(layer), _HEAD.match(layer)
     if not (is_pass or is_up or is_head) or name.rpartition("/")[0] + "/kernel" not in variables:
@@ -151,7 +151,7 @@ def _convolution(name: str, variables: Variables, where: object) -> Convolution:
 
 
 def _constant(
-    found: ForeignUNet, level: int, values: NDArray[Any], factors: tuple[Vox3, ...] | None, name: str
+    found: UNetLayers, level: int, values: NDArray[Any], factors: tuple[Vox3, ...] | None, name: str
 ) -> Convolution:
     """Expand a kernel that has the same weight at all its voxels."""
     if factors is None or level >= len(factors):

@@ -1,7 +1,7 @@
 """A U-Net of another program, layer by layer, and its conversion to the form of a bundle.
 
 The description of the network (feature maps, factors, kernels, heads) is read from the shapes of its weights; the
-readers (tf1_names, funlib_names) only assign weights to layers and convert them to torch's order of axes.
+readers (tf1.py, funlib.py) only assign weights to layers and convert them to torch's order of axes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Convolution:
 
 
 @dataclass
-class ForeignUNet:
+class UNetLayers:
     """Convolutions by level (0 is the finest) and index in the level; heads by their name in the checkpoint."""
 
     upsampling: Upsampling
@@ -64,7 +64,7 @@ class ReadNetwork:
     weights: dict[str, Tensor]
 
 
-def as_bundled(found: ForeignUNet, factors: tuple[Vox3, ...] | None, where: object) -> ReadNetwork:
+def as_bundled(found: UNetLayers, factors: tuple[Vox3, ...] | None, where: object) -> ReadNetwork:
     """The network in the form of a bundle.
 
     factors: pooling factors z,y,x from the finest level down, needed if the upsampling has no weights.
@@ -89,7 +89,7 @@ def as_bundled(found: ForeignUNet, factors: tuple[Vox3, ...] | None, where: obje
     return ReadNetwork(kind, unet, outputs, weights)
 
 
-def _require_every_layer(found: ForeignUNet, where: object) -> None:
+def _require_every_layer(found: UNetLayers, where: object) -> None:
     levels = max(found.down, default=-1)
     wanted = {"down": range(levels + 1), "merge": range(levels), "up": range(levels if found.up else 0)}
     missing = [f"{part} of level {n}" for part, ns in wanted.items() for n in ns if n not in getattr(found, part)]
@@ -106,7 +106,7 @@ def _require_every_layer(found: ForeignUNet, where: object) -> None:
         )
 
 
-def _factors(found: ForeignUNet, given: tuple[Vox3, ...] | None, where: object) -> tuple[Vox3, ...]:
+def _factors(found: UNetLayers, given: tuple[Vox3, ...] | None, where: object) -> tuple[Vox3, ...]:
     levels = len(found.merge)
     read = tuple(found.up[level].kernel for level in range(levels)) if found.up else None
     if read is None and given is None:
@@ -126,7 +126,7 @@ def _factors(found: ForeignUNet, given: tuple[Vox3, ...] | None, where: object) 
     return factors
 
 
-def _spec(found: ForeignUNet, factors: tuple[Vox3, ...], where: object) -> UNetSpec:
+def _spec(found: UNetLayers, factors: tuple[Vox3, ...], where: object) -> UNetSpec:
     levels = range(len(found.down))
     fmaps = [found.down[level][0].weight.shape[0] for level in levels]
     increase = fmaps[1] // fmaps[0]
@@ -153,7 +153,7 @@ def _spec(found: ForeignUNet, factors: tuple[Vox3, ...], where: object) -> UNetS
     )
 
 
-def _heads_by_output(found: ForeignUNet, where: object) -> dict[str, Convolution]:
+def _heads_by_output(found: UNetLayers, where: object) -> dict[str, Convolution]:
     heads: dict[str, Convolution] = {}
     for name, head in found.heads.items():
         output = _output_of(name, head.weight.shape[0])
@@ -180,7 +180,7 @@ def _output_of(name: str, channels: int) -> str | None:
     return {LSD_CHANNELS: "lsds", 3: "affs"}.get(channels)
 
 
-def _weights(found: ForeignUNet, heads: Mapping[str, Convolution]) -> dict[str, Tensor]:
+def _weights(found: UNetLayers, heads: Mapping[str, Convolution]) -> dict[str, Tensor]:
     layers = {f"heads.{name}": head for name, head in heads.items()}
     layers |= {f"up.{level}.up": conv for level, conv in found.up.items()}
     for part, passes in (("down", found.down), ("merge", found.merge)):
@@ -190,7 +190,7 @@ def _weights(found: ForeignUNet, heads: Mapping[str, Convolution]) -> dict[str, 
     return {name: value.to(torch.float32).contiguous() for name, value in weights.items()}
 
 
-def _require_fitting(found: ForeignUNet, unet: UNetSpec, heads: Mapping[str, Convolution], where: object) -> None:
+def _require_fitting(found: UNetLayers, unet: UNetSpec, heads: Mapping[str, Convolution], where: object) -> None:
     """Raise BadData unless the channels of every layer match the network that was read from them."""
     layers = list(_layers_and_channels(found, unet, heads))
     wrong = [layer for layer in layers if layer[1] != layer[2]]
@@ -204,7 +204,7 @@ def _require_fitting(found: ForeignUNet, unet: UNetSpec, heads: Mapping[str, Con
 
 
 def _layers_and_channels(
-    found: ForeignUNet, unet: UNetSpec, heads: Mapping[str, Convolution]
+    found: UNetLayers, unet: UNetSpec, heads: Mapping[str, Convolution]
 ) -> Iterator[tuple[str, tuple[int, int, int], tuple[int, int, int]]]:
     """Name, channels (out, in, bias) that the network requires, and those of the layer."""
     for level, convs in found.down.items():

@@ -1,4 +1,4 @@
-"""Rank of this process and number of processes of a training, from variables of torchrun, SLURM or our launcher.
+"""Rank of this process and number of processes of a training, from variables of torchrun, SLURM or launch.py.
 
 torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
 SLURM:    SLURM_PROCID, SLURM_LOCALID and SLURM_STEP_NUM_TASKS, which srun sets for its tasks; SLURM_NTASKS instead of
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from lsdflow_contract.errors import ConfigError
 
 # Set for processes that were started by the option `processes`.
-STARTED_BY_US = "LSDFLOW_STARTED_BY_US"
+STARTED_LOCALLY = "LSDFLOW_STARTED_LOCALLY"
 PORTS_FROM, PORTS = 20_000, 20_000
 
 
@@ -23,7 +23,7 @@ PORTS_FROM, PORTS = 20_000, 20_000
 class Ranks:
     """This process (rank of world_size; local_rank of local_world_size on its node) and the address of the rendezvous.
 
-    store_runs: the store is served by something other than rank 0 (torchrun, or our own launcher).
+    store_runs: the store is served by something other than rank 0 (torchrun, or launch.py).
     attempt: how often the processes were restarted; they never connect to those of an earlier attempt.
     """
 
@@ -35,7 +35,7 @@ class Ranks:
     port: int = 0
     store_runs: bool = False
     attempt: str = "0"
-    started_by_us: bool = False
+    started_locally: bool = False
 
 
 def ranks_of_environment(environment: Mapping[str, str]) -> Ranks:
@@ -58,7 +58,7 @@ def of_local_process(node: Ranks, processes: int, local_rank: int) -> Ranks:
         local_rank=local_rank,
         local_world_size=processes,
         store_runs=True,
-        started_by_us=True,
+        started_locally=True,
     )
 
 
@@ -73,7 +73,7 @@ def as_environment(ranks: Ranks) -> dict[str, str]:
         "MASTER_PORT": str(ranks.port),
         "TORCHELASTIC_USE_AGENT_STORE": str(ranks.store_runs),
         "TORCHELASTIC_RESTART_COUNT": ranks.attempt,
-        STARTED_BY_US: "1" if ranks.started_by_us else "",
+        STARTED_LOCALLY: "1" if ranks.started_locally else "",
     }
 
 
@@ -88,7 +88,7 @@ def _of_torchrun(environment: Mapping[str, str]) -> Ranks:
         port=_number(environment, "MASTER_PORT", 29_500),
         store_runs=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
-        started_by_us=bool(environment.get(STARTED_BY_US)),
+        started_locally=bool(environment.get(STARTED_LOCALLY)),
     )
 
 
@@ -117,7 +117,7 @@ def first_node(names: str) -> str:
     found = re.match(r"([\w.-]+)(?:\[(\d+)[^\]]*\]([\w.-]*))?", names)
     if found is None:
         raise ConfigError(
-            "no address to meet at", where="MASTER_ADDR", wanted="the first node", found=names or "nothing"
+            "no address for the rendezvous", where="MASTER_ADDR", wanted="the first node", found=names or "nothing"
         )
     return "".join(part or "" for part in found.groups())
 

@@ -217,7 +217,7 @@ def sum_along_x(runs: Runs, tile_x: int, bounds: Ints, sums: Doubles, rows: Rows
     """
     reach = sums.shape[1] // 2
     starts = np.zeros(bounds[1, 1] - bounds[0, 1] + 1, np.int64)
-    slot, last_z, last_y = -1, -1, -1
+    row, last_z, last_y = -1, -1, -1
     for i in range(runs.shape[0]):
         z, y = runs[i, 0], runs[i, 1]
         begin = max(runs[i, 2] - tile_x, TILE - reach)
@@ -225,11 +225,11 @@ def sum_along_x(runs: Runs, tile_x: int, bounds: Ints, sums: Doubles, rows: Rows
         if z < bounds[0, 0] or z >= bounds[1, 0] or y < bounds[0, 1] or y >= bounds[1, 1] or begin >= end:
             continue
         if z != last_z or y != last_y:
-            slot += 1
-            rows.position[slot] = z
+            row += 1
+            rows.position[row] = z
             starts[y - bounds[0, 1] + 1] += 1
             last_z, last_y = z, y
-        _add_run(sums, reach - begin, reach - end, rows.values[slot * FIRST : (slot + 1) * FIRST])
+        _add_run(sums, reach - begin, reach - end, rows.values[row * FIRST : (row + 1) * FIRST])
     for i in range(starts.size - 1):
         starts[i + 1] += starts[i]
     return starts

@@ -42,7 +42,7 @@ def test_a_worker_makes_every_nth_number() -> None:
         worker.stop()
 
 
-def test_what_a_worker_meets_reaches_the_training() -> None:
+def test_the_error_of_a_worker_reaches_the_training() -> None:
     def fail(number: int) -> dict[str, int]:
         raise BadData("no patch", where=f"batch {number}")
 

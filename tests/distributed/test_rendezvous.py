@@ -1,4 +1,4 @@
-"""Where processes meet: a port that a process of the attempt before still holds, and one that meets nobody else."""
+"""The rendezvous: a port that a process of the previous attempt still holds, and a process that finds no other."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from lsdflow_training.processes.rendezvous import LOOPBACK, rendezvous, serve  #
 
 
 @pytest.fixture
-def taken() -> Iterator[socket.socket]:
+def used_port() -> Iterator[socket.socket]:
     """A port at which somebody listens."""
     with socket.create_server((LOOPBACK, 0)) as listening:
         yield listening
 
 
-def test_a_port_that_becomes_free_in_time_is_met_at(taken: socket.socket) -> None:
-    port = taken.getsockname()[1]
-    Timer(0.5, taken.close).start()
+def test_a_port_that_becomes_free_in_time_is_used(used_port: socket.socket) -> None:
+    port = used_port.getsockname()[1]
+    Timer(0.5, used_port.close).start()
     store, found = serve(LOOPBACK, port, 30.0)
     assert found == port
     store.set("here", "1")
     assert store.get("here") == b"1"
 
 
-def test_a_port_that_stays_taken_is_waited_for_half_of_the_time_that_the_others_wait(taken: socket.socket) -> None:
+def test_a_port_that_stays_in_use_is_waited_for_half_of_the_time_that_the_others_wait(used_port: socket.socket) -> None:
     begun = time.monotonic()
     with pytest.raises(StoreUnreachable, match="distributed rendezvous failed"):
-        serve(LOOPBACK, taken.getsockname()[1], 2.0)
+        serve(LOOPBACK, used_port.getsockname()[1], 2.0)
     assert 1.0 <= time.monotonic() - begun < 2.0
 
 
@@ -49,7 +49,7 @@ def test_an_address_that_is_not_of_this_machine_is_not_waited_for() -> None:
     assert time.monotonic() - begun < 5.0
 
 
-def test_who_met_a_dying_process_of_the_attempt_before_meets_the_new_ones() -> None:
+def test_a_process_that_joined_the_previous_attempt_joins_the_new_one() -> None:
     store, port = serve(LOOPBACK, 0, 60.0)
     dying = [store]
     first, second = (Ranks(rank, 2, rank, 2, LOOPBACK, port, attempt="1") for rank in (0, 1))
@@ -64,7 +64,7 @@ def test_who_met_a_dying_process_of_the_attempt_before_meets_the_new_ones() -> N
     assert found.get("word") == b"new"
 
 
-def test_who_meets_a_process_that_leaves_and_nobody_after_it_gets_an_error() -> None:
+def test_a_process_whose_rendezvous_ends_and_does_not_return_gets_an_error() -> None:
     store, port = serve(LOOPBACK, 0, 60.0)
     leaving = [store]
     del store
