@@ -229,8 +229,8 @@ def training_step(device: str, sizes: Sizes, edge: int, precision: Any, *, chain
     target = {name: torch.rand(1, channels, *output, device=where)}
     patch = Patch(raw, target, {name: torch.ones_like(target[name])})
     optimizer = torch.optim.Adam(trained.parameters(), lr=1e-4)
-    how = Gradients(scaler=torch.amp.GradScaler(where.type) if precision == "fp16" else None)
-    return lambda: train_step(network, optimizer, [patch], precision, how=how)
+    gradients = Gradients(scaler=torch.amp.GradScaler(where.type) if precision == "fp16" else None)
+    return lambda: train_step(network, optimizer, [patch], precision, gradients=gradients)
 
 
 def targets_line(device: str, sizes: Sizes) -> Line:

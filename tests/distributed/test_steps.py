@@ -37,7 +37,7 @@ def gradient_of(patches: list[Patch], net: UNet | None = None, **how) -> torch.T
     """What a step of plain descent at rate 1 subtracts from the weights."""
     net = net or network()
     before = torch.cat([p.detach().flatten() for p in net.parameters()])
-    train_step(net, torch.optim.SGD(net.parameters(), lr=1.0), patches, "float32", how=Gradients(**how))
+    train_step(net, torch.optim.SGD(net.parameters(), lr=1.0), patches, "float32", gradients=Gradients(**how))
     return before - torch.cat([p.detach().flatten() for p in net.parameters()])
 
 

@@ -82,7 +82,7 @@ def test_gradients_that_a_snapshot_keeps_are_those_of_the_loss_not_of_the_scaled
         optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
         how = Gradients(scaler=scaler)
         kept.append(
-            train_step(network, optimizer, [patch], "float32", keep_gradients=True, how=how).predictions["affs"]
+            train_step(network, optimizer, [patch], "float32", keep_gradients=True, gradients=how).predictions["affs"]
         )
     assert kept[0].grad.abs().max() > 0
     torch.testing.assert_close(kept[1].grad, kept[0].grad)

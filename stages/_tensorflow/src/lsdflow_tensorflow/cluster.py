@@ -144,7 +144,7 @@ def _expand_counts(text: str) -> list[int]:
 
 def require_possible(settings: TrainingSettings, cluster: Cluster) -> None:
     """Raise ConfigError for the first option that only torch supports, or if a step is not one patch per replica."""
-    step, how = settings.step, settings.distribution
+    step, distribution = settings.step, settings.distribution
     only_torch = {
         "precision": (settings.precision, settings.precision in ("auto", "float32")),
         "optimizer": (step.optimizer, step.optimizer == "adam"),
@@ -152,7 +152,7 @@ def require_possible(settings: TrainingSettings, cluster: Cluster) -> None:
         "clip_gradient": (step.clip_gradient, step.clip_gradient is None),
         "accumulate": (step.accumulate, step.accumulate == 1),
         "checkpoint_activations": (step.checkpoint_activations, not step.checkpoint_activations),
-        "strategy": (how.strategy, how.strategy == "ddp"),
+        "strategy": (distribution.strategy, distribution.strategy == "ddp"),
         "average_decay": (settings.average_decay, settings.average_decay is None),
         "patience_iterations": (settings.early_stopping.patience, settings.early_stopping.patience is None),
         "profile_steps": (settings.records.profile_steps, settings.records.profile_steps == 0),
@@ -166,11 +166,11 @@ def require_possible(settings: TrainingSettings, cluster: Cluster) -> None:
                 found=f'{value} with backend = "tensorflow"',
                 fix='leave it out, or choose backend = "torch"',
             )
-    if step.effective_batch != cluster.size * how.processes:
+    if step.effective_batch != cluster.size * distribution.processes:
         raise ConfigError(
             "a step is not one patch of each replica",
             where=settings.stage,
-            wanted=f"{cluster.size} processes x {how.processes} devices",
+            wanted=f"{cluster.size} processes x {distribution.processes} devices",
             found=f"{step.effective_batch} patches",
         )
 

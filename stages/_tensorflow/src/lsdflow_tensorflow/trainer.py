@@ -80,8 +80,8 @@ class TensorflowTrainer:
         self.checkpoints = folder / "checkpoints"
         self.keys = make_keys()
         self.trained = new_network(settings)
-        how = settings.schedules
-        self.optimizer = torch.optim.Adam(self.trained.parameters(), lr=how.learning_rate, betas=how.betas)
+        schedules = settings.schedules
+        self.optimizer = torch.optim.Adam(self.trained.parameters(), lr=schedules.learning_rate, betas=schedules.betas)
         self.rate_factor = rate_factor(settings.step.learning_rate_scaling, settings.step.effective_batch)
         self.monitor = LossMonitor(folder, settings.early_stopping, Group())  # the chief alone validates
         self.iteration = self.saved = 0
@@ -116,7 +116,7 @@ class TensorflowTrainer:
 
     def _loop(self, curves: Curves | None, stop: StopRequest) -> bool:
         """Run steps until the end; return whether a signal ended them."""
-        how, count = self.settings.schedules, self.settings.step.effective_batch
+        schedules, count = self.settings.schedules, self.settings.step.effective_batch
         numbers = BatchNumbers(self.iteration * count + self.cluster.rank + 1, self.cluster.size)
         stream = make_stream(self.keys, self.settings, self.sources, numbers, self.times)
         bar = training_progress(self.settings, self.iteration, self.minutes_before, self.cluster.is_chief)
@@ -132,7 +132,7 @@ class TensorflowTrainer:
                 stopped = step.stop or (self.cluster.size == 1 and bool(stop))
                 if stopped or self._finished():
                     break
-                if curves is not None and self.iteration % how.checkpoint_every == 0:
+                if curves is not None and self.iteration % schedules.checkpoint_every == 0:
                     self._checkpoint(engine, curves)
                 batches_of_step = self._next_batches(batches)
             if curves is not None:
@@ -155,11 +155,11 @@ class TensorflowTrainer:
         return Engine(self.settings, strategy, self.trained, self.optimizer, self.lsd)
 
     def _step(self, engine: Engine, batches: Sequence[gp.Batch], stop: StopRequest, curves: Curves | None) -> Step:
-        how, number = self.settings.schedules, self.iteration + 1
+        schedules, number = self.settings.schedules, self.iteration + 1
         minutes = self._own_minutes()
-        rate = learning_rate(how, number, minutes) * self.rate_factor
+        rate = learning_rate(schedules, number, minutes) * self.rate_factor
         patches = [to_patch(batch, self.keys, torch.device("cpu")) for batch in batches]
-        if curves is not None and (number % how.snapshot_every == 0 or number == 1):
+        if curves is not None and (number % schedules.snapshot_every == 0 or number == 1):
             path, size = snapshot_path(self.folder / "snapshots", number), self.settings.targets.voxel_size_nm
             result = engine.inspect(patches[-1])
             curves.add_pictures(number, pictures(patches[-1], result))
@@ -174,12 +174,12 @@ class TensorflowTrainer:
         return step
 
     def _log(self, engine: Engine, curves: Curves, step: Step, rate: float) -> None:
-        how = self.settings.schedules
-        if self.iteration % max(1, how.max_iteration // 20_000) == 0:
+        schedules = self.settings.schedules
+        if self.iteration % max(1, schedules.max_iteration // 20_000) == 0:
             curves.add(self.iteration, step.losses, rate, step.learning_rate)
-        if self.iteration % how.validation_every == 0 and self.iteration % how.checkpoint_every:
+        if self.iteration % schedules.validation_every == 0 and self.iteration % schedules.checkpoint_every:
             self._validate(engine, curves)
-        if self.iteration % how.profile_every == 0:
+        if self.iteration % schedules.profile_every == 0:
             LOG.info("data pipeline, per batch:\n%s", self.times.table())
 
     def _validate(self, engine: Engine, curves: Curves) -> float | None:

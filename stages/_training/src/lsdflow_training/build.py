@@ -96,6 +96,6 @@ def device_of(name: str, group: Group) -> torch.device:
 
 def make_optimizer(settings: TrainingSettings, network: nn.Module) -> torch.optim.Adam:
     """Adam or AdamW, as the settings say."""
-    how, step = settings.schedules, settings.step
+    schedules, step = settings.schedules, settings.step
     kind = torch.optim.AdamW if step.optimizer == "adamw" else torch.optim.Adam
-    return kind(network.parameters(), lr=how.learning_rate, betas=how.betas, weight_decay=step.weight_decay)
+    return kind(network.parameters(), lr=schedules.learning_rate, betas=schedules.betas, weight_decay=step.weight_decay)

@@ -119,8 +119,10 @@ def training_progress(
     """Progress from `iteration` on, `minutes` after the start; empty unless `visible` (the first process)."""
     if not visible:
         return nullcontext()
-    how = settings.schedules
-    progress = Progress(settings.stage, how.max_iteration, "iteration", iteration, seconds_left(how, minutes))
+    schedules = settings.schedules
+    progress = Progress(
+        settings.stage, schedules.max_iteration, "iteration", iteration, seconds_left(schedules, minutes)
+    )
     progress.gauges["patches_per_iteration"] = settings.step.effective_batch
     return progress
 

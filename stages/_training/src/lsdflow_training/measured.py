@@ -68,14 +68,14 @@ def steady_speed(losses: Path) -> float:
 
 def _some_steps(settings: TrainingSettings) -> TrainingSettings:
     """The settings for a few steps of one process, without validation, early stopping or records."""
-    how = replace(
+    schedules = replace(
         settings.schedules,
         max_iteration=min(MOST_STEPS, settings.schedules.max_iteration),
         max_minutes=MOST_MINUTES,
         validation_patches=0,
     )
     alone = replace(settings.distribution, processes=Distribution.processes)
-    return replace(settings, schedules=how, distribution=alone, early_stopping=EarlyStopping(), records=Records())
+    return replace(settings, schedules=schedules, distribution=alone, early_stopping=EarlyStopping(), records=Records())
 
 
 def _peak_rss_mib(workers: int) -> float:

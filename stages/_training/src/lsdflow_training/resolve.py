@@ -243,8 +243,8 @@ def _augmentation(config: TrainingConfig, profile: Profile, anisotropic: bool) -
         anisotropic=anisotropic,
     )
     given = {name: value for name in AUGMENTATION_OPTIONS if (value := getattr(config, name)) is not None}
-    how = dataclasses.replace(published, **{**profile.augmentation, **given})
-    damaged = sum(getattr(how, name) for name in DAMAGED_SECTIONS)
+    augmentation = dataclasses.replace(published, **{**profile.augmentation, **given})
+    damaged = sum(getattr(augmentation, name) for name in DAMAGED_SECTIONS)
     if damaged > 1:
         raise ConfigError(
             "a section can be damaged in one way only",
@@ -252,7 +252,7 @@ def _augmentation(config: TrainingConfig, profile: Profile, anisotropic: bool) -
             wanted="a sum of at most 1",
             found=f"{damaged:g}",
         )
-    return how
+    return augmentation
 
 
 def _schedules(config: TrainingConfig, profile: Profile, kind: Kind) -> Schedules:

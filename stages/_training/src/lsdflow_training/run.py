@@ -111,18 +111,18 @@ def run_training(training: Training, lsd: Any = None) -> None:
     if training.config.backend == "tensorflow":
         _train_with_tensorflow(training, lsd)
         return
-    ranks, how = ranks_of_environment(os.environ), settings.distribution
-    if how.processes > 1:
+    ranks, distribution = ranks_of_environment(os.environ), settings.distribution
+    if distribution.processes > 1:
         from lsdflow_training.processes.launch import run_local_processes
 
         if ranks.rank == 0:  # the first process on the first node exports the metrics instead of this one
             hand_over()
-        run_local_processes(training.experiment, settings.stage, how, ranks)
+        run_local_processes(training.experiment, settings.stage, distribution, ranks)
         return
     from lsdflow_training.processes.collectives import open_group
     from lsdflow_training.trainer import train
 
-    with open_group(ranks, settings.device, how.peer_timeout_s) as group:
+    with open_group(ranks, settings.device, distribution.peer_timeout_s) as group:
         if group.writes:
             _report_other_settings(training)
             make_current(training.experiment.layout, settings.stage, training.key)

@@ -21,36 +21,39 @@ def rate_factor(rule: str, effective_batch: int) -> float:
     return {"none": 1.0, "linear": float(effective_batch), "sqrt": math.sqrt(effective_batch)}[rule]
 
 
-def learning_rate(how: Schedules, iteration: int, minutes: float) -> float:
+def learning_rate(schedules: Schedules, iteration: int, minutes: float) -> float:
     """Learning rate of the step that makes `iteration` (1, 2, ...), `minutes` after the start of the training.
 
     one_cycle: linear warm-up, then half a cosine down to 1 % at the end, which is max_iteration or max_minutes,
     whichever comes first.
     """
-    if how.schedule == "constant":
-        return how.learning_rate
-    done = progress(how, iteration, minutes)
-    warm = min(1.0, iteration / max(how.warmup_iterations, 1))
-    if how.max_minutes is not None:
+    if schedules.schedule == "constant":
+        return schedules.learning_rate
+    done = progress(schedules, iteration, minutes)
+    warm = min(1.0, iteration / max(schedules.warmup_iterations, 1))
+    if schedules.max_minutes is not None:
         warm = max(warm, min(1.0, done / LONGEST_WARM_UP))
-    return how.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
+    return schedules.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def limit_reached(how: Schedules, iteration: int, minutes: float) -> Literal["max_iteration", "max_minutes"] | None:
+def limit_reached(
+    schedules: Schedules, iteration: int, minutes: float
+) -> Literal["max_iteration", "max_minutes"] | None:
     """The limit that ends the training: its iterations, or its minutes (after at least one iteration); else None."""
-    if iteration >= how.max_iteration:
+    if iteration >= schedules.max_iteration:
         return "max_iteration"
-    return "max_minutes" if how.max_minutes is not None and minutes >= how.max_minutes and iteration > 0 else None
+    late = schedules.max_minutes is not None and minutes >= schedules.max_minutes
+    return "max_minutes" if late and iteration > 0 else None
 
 
-def seconds_left(how: Schedules, minutes: float) -> float | None:
+def seconds_left(schedules: Schedules, minutes: float) -> float | None:
     """Seconds left of max_minutes, `minutes` after the start of the training; None without such a limit."""
-    return None if how.max_minutes is None else max(0.0, 60 * (how.max_minutes - minutes))
+    return None if schedules.max_minutes is None else max(0.0, 60 * (schedules.max_minutes - minutes))
 
 
-def progress(how: Schedules, iteration: int, minutes: float) -> float:
+def progress(schedules: Schedules, iteration: int, minutes: float) -> float:
     """Share of the training that is done, 0 to 1: the larger of the shares of iterations and of time."""
-    share = iteration / max(how.max_iteration, 1)
-    if how.max_minutes is not None:
-        share = max(share, minutes / how.max_minutes)
+    share = iteration / max(schedules.max_iteration, 1)
+    if schedules.max_minutes is not None:
+        share = max(share, minutes / schedules.max_minutes)
     return min(share, 1.0)

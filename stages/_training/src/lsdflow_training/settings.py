@@ -232,8 +232,8 @@ def training_parameters(settings: TrainingSettings) -> dict[str, Any]:
         everything["average_decay"] = settings.average_decay
     if settings.initial is not None:
         everything["initial_weights"] = settings.initial.sha256
-    how = everything.pop("schedules")
-    everything["schedules"] = {key: how[key] for key in ("learning_rate", "schedule", "betas")}
+    schedules = everything.pop("schedules")
+    everything["schedules"] = {key: schedules[key] for key in ("learning_rate", "schedule", "betas")}
     everything["unet"] = settings.unet.model_dump()
     return everything
 

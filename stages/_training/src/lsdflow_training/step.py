@@ -83,34 +83,34 @@ def train_step(
     precision: TrainingPrecision,
     *,
     keep_gradients: bool = False,
-    how: Gradients | None = None,
+    gradients: Gradients | None = None,
 ) -> StepResult:
     """One optimizer step with the mean of the patches' gradients; with keep_gradients the predictions keep `.grad`.
 
     Returns the result of the last patch, with losses averaged over the patches.  If a loss is not finite there is no
-    optimizer step: a single process returns the result; among several processes, how.combine raises.
+    optimizer step: a single process returns the result; among several processes, gradients.combine raises.
     """
-    how = how or Gradients()
+    gradients = gradients or Gradients()
     optimizer.zero_grad(set_to_none=True)
     results: list[StepResult] = []
     for number, patch in enumerate(patches, start=1):
         last = number == len(patches)
-        how.exchange(last)
+        gradients.exchange(last)
         result = forward_loss(network, patch, precision)
         if keep_gradients and last:
             for name in patch.targets:
                 result.predictions[name].retain_grad()
-        if how.combine is None and not torch.isfinite(result.loss):
+        if gradients.combine is None and not torch.isfinite(result.loss):
             return result
-        _backward(result.loss if len(patches) == 1 else result.loss / len(patches), how.scaler)
-        if keep_gradients and last and how.scaler is not None:
+        _backward(result.loss if len(patches) == 1 else result.loss / len(patches), gradients.scaler)
+        if keep_gradients and last and gradients.scaler is not None:
             for name in patch.targets:
-                _unscale(result.predictions[name].grad, how.scaler)
+                _unscale(result.predictions[name].grad, gradients.scaler)
         results.append(replace(result, loss=result.loss.detach()))
     mean = _mean(results)
-    if how.combine is not None:
-        mean = how.combine(mean)
-    _optimize(network, optimizer, how)
+    if gradients.combine is not None:
+        mean = gradients.combine(mean)
+    _optimize(network, optimizer, gradients)
     return mean
 
 
@@ -133,16 +133,16 @@ def _unscale(gradient: Tensor | None, scaler: torch.amp.GradScaler) -> None:
         gradient.div_(scaler.get_scale())
 
 
-def _optimize(network: nn.Module, optimizer: torch.optim.Optimizer, how: Gradients) -> None:
-    if how.scaler is not None:
-        how.scaler.unscale_(optimizer)
-    if how.clip is not None:
-        nn.utils.clip_grad_norm_([p for p in network.parameters() if p.grad is not None], how.clip)
-    if how.scaler is None:
+def _optimize(network: nn.Module, optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:
+    if gradients.scaler is not None:
+        gradients.scaler.unscale_(optimizer)
+    if gradients.clip is not None:
+        nn.utils.clip_grad_norm_([p for p in network.parameters() if p.grad is not None], gradients.clip)
+    if gradients.scaler is None:
         optimizer.step()
     else:
-        how.scaler.step(optimizer)
-        how.scaler.update()
+        gradients.scaler.step(optimizer)
+        gradients.scaler.update()
 
 
 def _numbers(device: torch.device, precision: TrainingPrecision) -> AbstractContextManager[object]:

@@ -140,7 +140,7 @@ class Trainer:
         return TrainingResult(self.iteration, best, self._minutes(), rate, self._ended_by() or "", self.data_wait.share)
 
     def _loop(self, curves: Curves | None) -> None:
-        how, ranks, step = self.settings.schedules, self.group.ranks, self.settings.step
+        schedules, ranks, step = self.settings.schedules, self.group.ranks, self.settings.step
         numbers = BatchNumbers(self.iteration * step.accumulate * ranks.world_size + ranks.rank + 1, ranks.world_size)
         stream = make_stream(self.keys, self.settings, self.sources, numbers, self.times)
         profile = step_profile(self.settings.records.profile_steps, self.folder, self.settings.device, ranks.rank)
@@ -154,23 +154,23 @@ class Trainer:
                 result = self._step(of_step, curves)
                 if curves is not None and progress is not None:
                     self._log(curves, result, progress)
-                if self.iteration % how.validation_every == 0 and self.iteration % how.checkpoint_every:
+                if self.iteration % schedules.validation_every == 0 and self.iteration % schedules.checkpoint_every:
                     self._validate(curves)
                 if self.iteration % self.settings.distribution.check_weights_every == 0:
                     require_same_weights(self.trained, self.group, self.settings.distribution)
-                if self.iteration % how.checkpoint_every == 0 and not self._finished():
+                if self.iteration % schedules.checkpoint_every == 0 and not self._finished():
                     self._checkpoint(curves)
                 profiled(self.iteration)
 
     def _step(self, batches: Sequence[gp.Batch], curves: Curves | None) -> StepResult:
-        how = self.settings.schedules
+        schedules = self.settings.schedules
         number = self.iteration + 1
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(how, number, self._minutes()) * self.learning_rate_factor
+            group["lr"] = learning_rate(schedules, number, self._minutes()) * self.learning_rate_factor
         patches = [to_patch(batch, self.keys, self.device) for batch in batches]
-        snapshot = self.group.writes and (number % how.snapshot_every == 0 or number == 1)
+        snapshot = self.group.writes and (number % schedules.snapshot_every == 0 or number == 1)
         result = train_step(
-            self.network, self.optimizer, patches, self.precision, keep_gradients=snapshot, how=self.gradients
+            self.network, self.optimizer, patches, self.precision, keep_gradients=snapshot, gradients=self.gradients
         )
         if not torch.isfinite(result.loss):
             raise self._loss_not_finite(float(result.loss.detach()))
@@ -209,11 +209,11 @@ class Trainer:
         return batches_of(number, self.settings.step.effective_batch)
 
     def _log(self, curves: Curves, result: StepResult, progress: Progress) -> None:
-        how, rate = self.settings.schedules, self.optimizer.param_groups[0]["lr"]
+        schedules, rate = self.settings.schedules, self.optimizer.param_groups[0]["lr"]
         count_iteration(progress, result.losses, rate)
-        if self.iteration % max(1, how.max_iteration // 20_000) == 0:
+        if self.iteration % max(1, schedules.max_iteration // 20_000) == 0:
             curves.add(self.iteration, result.losses, progress.rate(), rate)
-        if self.iteration % how.profile_every == 0:
+        if self.iteration % schedules.profile_every == 0:
             LOG.info("data pipeline, per batch:\n%s", self.times.table())
             self.data_wait.log(curves, self.iteration)
             LOG.info("%.3g samples/s", progress.rate() * self.settings.step.effective_batch)

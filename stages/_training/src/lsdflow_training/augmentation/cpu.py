@@ -172,20 +172,20 @@ def changed(raw: Raw, change: Change) -> Raw:
     return damaged(raw, change)
 
 
-def with_contrast(raw: Raw, how: Contrast) -> Raw:
+def with_contrast(raw: Raw, contrast: Contrast) -> Raw:
     """Distances from the mean (of the patch, or of each section) scaled, then shifted, clipped to 0 and 1."""
-    parts = [raw] if len(how.scales) == 1 else list(raw[:, None])
-    changes = zip(parts, how.scales.tolist(), how.shifts.tolist(), strict=True)
+    parts = [raw] if len(contrast.scales) == 1 else list(raw[:, None])
+    changes = zip(parts, contrast.scales.tolist(), contrast.shifts.tolist(), strict=True)
     result: Raw = np.concatenate([p.mean() + (p - p.mean()) * scale + shift for p, scale, shift in changes])
     return np.clip(result, 0.0, 1.0, out=result)
 
 
-def _with_blur(raw: Raw, how: Blurring) -> Raw:
-    if not how.by_section:
-        return blurred(raw, float(how.sigmas_vox[0])) if how.sigmas_vox[0] else raw
+def _with_blur(raw: Raw, blurring: Blurring) -> Raw:
+    if not blurring.by_section:
+        return blurred(raw, float(blurring.sigmas_vox[0])) if blurring.sigmas_vox[0] else raw
     result = raw.copy()
-    for z in np.flatnonzero(how.sigmas_vox):
-        result[z] = blurred(raw[z], float(how.sigmas_vox[z]))
+    for z in np.flatnonzero(blurring.sigmas_vox):
+        result[z] = blurred(raw[z], float(blurring.sigmas_vox[z]))
     return result
 
 
@@ -195,24 +195,24 @@ def blurred(raw: Raw, sigma_vox: float | Sequence[float]) -> Raw:
     return np.clip(smooth, 0.0, 1.0, out=smooth)
 
 
-def damaged(raw: Raw, how: Damages) -> Raw:
-    """Raw with its sections damaged according to `how.what`.
+def damaged(raw: Raw, damages: Damages) -> Raw:
+    """Raw with its sections damaged according to `damages.what`.
 
     MISSING sections are black; LOW_CONTRAST ones keep their mean, and deviations from it are scaled by `how.contrast`;
     REPEATED ones show the section before them (the first shows the one after it); ARTIFACT ones are partly covered by
     another section of the patch, see `covering`.
     """
-    result, what = raw.copy(), how.what
+    result, what = raw.copy(), damages.what
     for z in np.flatnonzero(what):
         if what[z] == Damage.MISSING:
             result[z] = 0.0
         elif what[z] == Damage.LOW_CONTRAST:
             mean = raw[z].mean()
-            result[z] = np.clip(mean + (raw[z] - mean) * np.float32(how.contrast), 0.0, 1.0)
+            result[z] = np.clip(mean + (raw[z] - mean) * np.float32(damages.contrast), 0.0, 1.0)
         elif what[z] == Damage.REPEATED:
             result[z] = raw[z - 1 if z else min(1, len(raw) - 1)]
         elif what[z] == Damage.ARTIFACT:
-            alpha, content = covering(raw, how.artifacts[int(z)])
+            alpha, content = covering(raw, damages.artifacts[int(z)])
             result[z] = raw[z] * (1 - alpha) + content * alpha
     return result
 

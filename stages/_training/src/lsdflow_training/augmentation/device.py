@@ -102,10 +102,10 @@ def changed(raw: Tensor, change: Change) -> Tensor:
     return _with_noise(raw, change) if isinstance(change, Noise) else damaged(raw, change)
 
 
-def with_contrast(raw: Tensor, how: Contrast) -> Tensor:
+def with_contrast(raw: Tensor, contrast: Contrast) -> Tensor:
     """Distances from the mean (of the patch, or of each section) scaled, then shifted, clipped to 0 and 1."""
-    mean = raw.mean() if len(how.scales) == 1 else raw.mean((1, 2), keepdim=True)
-    return ((raw - mean) * _along_z(how.scales, raw) + mean + _along_z(how.shifts, raw)).clamp_(0, 1)
+    mean = raw.mean() if len(contrast.scales) == 1 else raw.mean((1, 2), keepdim=True)
+    return ((raw - mean) * _along_z(contrast.scales, raw) + mean + _along_z(contrast.shifts, raw)).clamp_(0, 1)
 
 
 def blurred(raw: Tensor, sigma_vox: float) -> Tensor:
@@ -115,11 +115,11 @@ def blurred(raw: Tensor, sigma_vox: float) -> Tensor:
     return raw.clamp(0, 1)
 
 
-def damaged(raw: Tensor, how: Damages) -> Tensor:
-    """Raw with its sections damaged according to `how.what`, as in cpu.py."""
+def damaged(raw: Tensor, damages: Damages) -> Tensor:
+    """Raw with its sections damaged according to `damages.what`, as in cpu.py."""
     result = raw.clone()
-    for z in np.flatnonzero(how.what).tolist():
-        result[z] = _DAMAGED[Damage(int(how.what[z]))](raw, z, how)
+    for z in np.flatnonzero(damages.what).tolist():
+        result[z] = _DAMAGED[Damage(int(damages.what[z]))](raw, z, damages)
     return result
 
 
@@ -127,12 +127,12 @@ def _along_z(values: Numbers, raw: Tensor) -> Tensor:
     return torch.as_tensor(values, dtype=raw.dtype).to(raw.device)[:, None, None]
 
 
-def _with_blur(raw: Tensor, how: Blurring) -> Tensor:
-    if not how.by_section:
-        return blurred(raw, float(how.sigmas_vox[0])) if how.sigmas_vox[0] else raw
+def _with_blur(raw: Tensor, blurring: Blurring) -> Tensor:
+    if not blurring.by_section:
+        return blurred(raw, float(blurring.sigmas_vox[0])) if blurring.sigmas_vox[0] else raw
     result = raw.clone()
-    for z in np.flatnonzero(how.sigmas_vox).tolist():
-        result[z] = blurred(raw[z], float(how.sigmas_vox[z]))
+    for z in np.flatnonzero(blurring.sigmas_vox).tolist():
+        result[z] = blurred(raw[z], float(blurring.sigmas_vox[z]))
     return result
 
 
@@ -146,19 +146,19 @@ def _blurred_along(raw: Tensor, sigma_vox: float, axis: int) -> Tensor:
     return functional.conv1d(flat, kernel[None, None]).reshape(lines.shape).movedim(-1, axis)
 
 
-def _with_noise(raw: Tensor, how: Noise) -> Tensor:
-    generator = torch.Generator(raw.device).manual_seed(how.seed)
+def _with_noise(raw: Tensor, change: Noise) -> Tensor:
+    generator = torch.Generator(raw.device).manual_seed(change.seed)
     noise = torch.randn(raw.shape, generator=generator, device=raw.device, dtype=raw.dtype)
-    return (raw + how.std * noise).clamp_(0, 1)
+    return (raw + change.std * noise).clamp_(0, 1)
 
 
-def _pale(raw: Tensor, z: int, how: Damages) -> Tensor:
+def _pale(raw: Tensor, z: int, damages: Damages) -> Tensor:
     mean = raw[z].mean()
-    return (mean + (raw[z] - mean) * how.contrast).clamp_(0, 1)
+    return (mean + (raw[z] - mean) * damages.contrast).clamp_(0, 1)
 
 
-def _covered(raw: Tensor, z: int, how: Damages) -> Tensor:
-    covers = how.artifacts[z]
+def _covered(raw: Tensor, z: int, damages: Damages) -> Tensor:
+    covers = damages.artifacts[z]
     alpha = torch.from_numpy(opacity(covers, raw.shape[1:])).to(raw.device)
     content = raw[covers.section].flip(0, 1).roll(covers.moved_vox, (0, 1))
     return raw[z] * (1 - alpha) + content * alpha

@@ -80,26 +80,26 @@ class ElasticAugment(gp.ElasticAugment):  # type: ignore[misc]
             array.spec.roi = request[key].roi
 
 
-def elastic_augment(how: Augmentation, jitter: bool) -> ElasticAugment:
+def elastic_augment(augmentation: Augmentation, jitter: bool) -> ElasticAugment:
     """The first (jitter=False: rotation only) or second elastic augmentation of the published pipeline."""
     return ElasticAugment(
-        control_point_spacing=how.control_point_spacing_vox,
-        jitter_sigma=how.jitter_sigma_vox if jitter else (0, 0, 0),
-        rotation_interval=(0, how.rotation_max_rad),
-        prob_slip=how.slip_probability if jitter else 0,
-        prob_shift=how.shift_probability if jitter else 0,
-        max_misalign=how.max_misalign_vox if jitter else 0,
-        subsample=how.subsample,
-        p=how.elastic_probability,
+        control_point_spacing=augmentation.control_point_spacing_vox,
+        jitter_sigma=augmentation.jitter_sigma_vox if jitter else (0, 0, 0),
+        rotation_interval=(0, augmentation.rotation_max_rad),
+        prob_slip=augmentation.slip_probability if jitter else 0,
+        prob_shift=augmentation.shift_probability if jitter else 0,
+        max_misalign=augmentation.max_misalign_vox if jitter else 0,
+        subsample=augmentation.subsample,
+        p=augmentation.elastic_probability,
     )
 
 
 class IntensityNode(InPlaceFilter):
     """A node that draws a change of raw (float32, 0 to 1), and applies it on the CPU."""
 
-    def __init__(self, raw: gp.ArrayKey, how: Augmentation) -> None:
+    def __init__(self, raw: gp.ArrayKey, augmentation: Augmentation) -> None:
         super().__init__(raw)
-        self.how = how
+        self.augmentation = augmentation
 
     def process(self, batch: gp.Batch, request: gp.BatchRequest) -> None:
         """Change raw."""
@@ -117,8 +117,8 @@ class IntensityAugment(IntensityNode):
 
     def drawn(self, shape: Sequence[int], _request: gp.BatchRequest) -> Contrast:
         """A scale and a shift in their ranges."""
-        count = shape[0] if self.how.intensity_per_section else 1
-        ranges = (self.how.intensity_scale, self.how.intensity_shift)
+        count = shape[0] if self.augmentation.intensity_per_section else 1
+        ranges = (self.augmentation.intensity_scale, self.augmentation.intensity_shift)
         scales, shifts = np.array([[np.random.uniform(*ends) for ends in ranges] for _ in range(count)]).T
         return Contrast(scales, shifts)
 
@@ -128,11 +128,11 @@ class NoiseAugment(IntensityNode):
 
     def skip_node(self, _request: gp.BatchRequest) -> bool:
         """Skip the patches without noise."""
-        return random.random() > self.how.noise_probability  # noqa: S311
+        return random.random() > self.augmentation.noise_probability  # noqa: S311
 
     def drawn(self, _shape: Sequence[int], request: gp.BatchRequest) -> Noise:
         """Noise with the seed of the request."""
-        return Noise(self.how.noise_std, request.random_seed)
+        return Noise(self.augmentation.noise_std, request.random_seed)
 
 
 class SaltedNode(IntensityNode):
@@ -156,8 +156,8 @@ class Gamma(SaltedNode):
 
     def draw(self, shape: Sequence[int], generator: np.random.Generator) -> Exponents:
         """Exponents in the range `gamma`."""
-        low, high = (math.log(exponent) for exponent in self.how.gamma)
-        count = shape[0] if self.how.intensity_per_section else 1
+        low, high = (math.log(exponent) for exponent in self.augmentation.gamma)
+        count = shape[0] if self.augmentation.intensity_per_section else 1
         return Exponents(np.exp(generator.uniform(low, high, count)))
 
 
@@ -168,10 +168,10 @@ class Blur(SaltedNode):
 
     def draw(self, shape: Sequence[int], generator: np.random.Generator) -> Blurring:
         """Standard deviations up to blur_sigma_vox for a share blur_probability, 0 for the others."""
-        count = shape[0] if self.how.anisotropic else 1
-        hit = generator.random(count) < self.how.blur_probability
-        sigmas = generator.uniform(0, self.how.blur_sigma_vox, count)
-        return Blurring(np.where(hit, sigmas, 0.0), by_section=self.how.anisotropic)
+        count = shape[0] if self.augmentation.anisotropic else 1
+        hit = generator.random(count) < self.augmentation.blur_probability
+        sigmas = generator.uniform(0, self.augmentation.blur_sigma_vox, count)
+        return Blurring(np.where(hit, sigmas, 0.0), by_section=self.augmentation.anisotropic)
 
 
 class DamagedSections(SaltedNode):
@@ -181,26 +181,29 @@ class DamagedSections(SaltedNode):
 
     def draw(self, shape: Sequence[int], generator: np.random.Generator) -> Damages:
         """At most one kind of damage for each section."""
-        kinds = np.searchsorted(np.cumsum(damage_probabilities(self.how)), generator.random(shape[0]), side="right")
+        cumulative = np.cumsum(damage_probabilities(self.augmentation))
+        kinds = np.searchsorted(cumulative, generator.random(shape[0]), side="right")
         what = np.array([*list(Damage)[1:], Damage.NONE])[kinds]
         covered = np.flatnonzero(what == Damage.ARTIFACT)
-        return Damages(what, self.how.low_contrast_scale, {int(z): draw_artifact(shape, generator) for z in covered})
+        artifacts = {int(z): draw_artifact(shape, generator) for z in covered}
+        return Damages(what, self.augmentation.low_contrast_scale, artifacts)
 
 
-def intensity_nodes(raw: gp.ArrayKey, how: Augmentation) -> list[gp.BatchFilter]:
+def intensity_nodes(raw: gp.ArrayKey, augmentation: Augmentation) -> list[gp.BatchFilter]:
     """The enabled nodes in their order: what the microscope does to the image, then noise and damaged sections."""
-    nodes: list[gp.BatchFilter] = [Blur(raw, how)] if how.blur_probability > 0 else []
-    nodes += [Gamma(raw, how)] if how.gamma != (1.0, 1.0) else []
-    nodes.append(IntensityAugment(raw, how))
-    nodes += [NoiseAugment(raw, how)] if how.noise_probability > 0 and how.noise_std > 0 else []
-    return nodes + ([DamagedSections(raw, how)] if sum(damage_probabilities(how)) > 0 else [])
+    nodes: list[gp.BatchFilter] = [Blur(raw, augmentation)] if augmentation.blur_probability > 0 else []
+    nodes += [Gamma(raw, augmentation)] if augmentation.gamma != (1.0, 1.0) else []
+    nodes.append(IntensityAugment(raw, augmentation))
+    noisy = augmentation.noise_probability > 0 and augmentation.noise_std > 0
+    nodes += [NoiseAugment(raw, augmentation)] if noisy else []
+    return nodes + ([DamagedSections(raw, augmentation)] if sum(damage_probabilities(augmentation)) > 0 else [])
 
 
-def damage_probabilities(how: Augmentation) -> tuple[float, float, float, float]:
+def damage_probabilities(augmentation: Augmentation) -> tuple[float, float, float, float]:
     """Share of the sections with each kind of Damage, in the order of Damage; the others are undamaged."""
     return (
-        how.missing_section_probability,
-        how.low_contrast_probability,
-        how.artifact_probability,
-        how.repeated_section_probability,
+        augmentation.missing_section_probability,
+        augmentation.low_contrast_probability,
+        augmentation.artifact_probability,
+        augmentation.repeated_section_probability,
     )

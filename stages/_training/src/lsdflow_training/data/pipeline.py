@@ -141,13 +141,13 @@ def volume_source(
     )
 
 
-def augmentation_nodes(keys: Keys, how: Augmentation) -> list[gp.BatchFilter]:
+def augmentation_nodes(keys: Keys, augmentation: Augmentation) -> list[gp.BatchFilter]:
     """The four published augmentations in their order, and those that are enabled."""
     return [
-        elastic_augment(how, jitter=False),
-        gp.SimpleAugment(transpose_only=[1, 2] if how.anisotropic else None),
-        elastic_augment(how, jitter=True),
-        *intensity_nodes(keys.raw, how),
+        elastic_augment(augmentation, jitter=False),
+        gp.SimpleAugment(transpose_only=[1, 2] if augmentation.anisotropic else None),
+        elastic_augment(augmentation, jitter=True),
+        *intensity_nodes(keys.raw, augmentation),
     ]
 
 
@@ -192,25 +192,26 @@ def labels_padding_vox(settings: TrainingSettings) -> Vox3:
     So any voxel of the volume can be the centre of a patch.  A rotation enlarges a region by at most sqrt(2) in its two
     axes; a transpose may exchange the axes before the second rotation.
     """
-    how = settings.augmentation
+    augmentation = settings.augmentation
     shape = [n + 2 * c for n, c in zip(settings.shapes.output_vox, label_context_vox(settings.targets), strict=True)]
-    far = misalignment_vox(how, max(shape))
+    far = misalignment_vox(augmentation, max(shape))
     aside = (min(far, 1), far, far)  # sections do not move along z; the 1 keeps the places of earlier trainings
-    margin = [2 * math.ceil(4 * j) + 2 * a + 4 for j, a in zip(how.jitter_sigma_vox, aside, strict=True)]
-    if how.elastic_probability == 0:
+    margin = [2 * math.ceil(4 * j) + 2 * a + 4 for j, a in zip(augmentation.jitter_sigma_vox, aside, strict=True)]
+    if augmentation.elastic_probability == 0:
         margin = [0, 0, 0]
-    longest = max(shape[1:]) if how.anisotropic else max(shape)
-    turned = longest * (math.sqrt(2.0) if how.rotation_max_rad and how.elastic_probability else 1.0) ** 2
-    z = (shape[0] if how.anisotropic else turned) + margin[0]
+    longest = max(shape[1:]) if augmentation.anisotropic else max(shape)
+    rotated = augmentation.rotation_max_rad and augmentation.elastic_probability
+    turned = longest * (math.sqrt(2.0) if rotated else 1.0) ** 2
+    z = (shape[0] if augmentation.anisotropic else turned) + margin[0]
     return math.ceil(z / 2), math.ceil((turned + margin[1]) / 2), math.ceil((turned + margin[2]) / 2)
 
 
-def misalignment_vox(how: Augmentation, sections: int) -> int:
+def misalignment_vox(augmentation: Augmentation, sections: int) -> int:
     """How far sections can be displaced: shifts add up as a random walk, of which five sigma are sufficient."""
-    if how.max_misalign_vox <= 1:
-        return how.max_misalign_vox
-    walk = how.max_misalign_vox * math.sqrt(how.shift_probability * sections / 3)
-    return how.max_misalign_vox + math.ceil(5 * walk)
+    if augmentation.max_misalign_vox <= 1:
+        return augmentation.max_misalign_vox
+    walk = augmentation.max_misalign_vox * math.sqrt(augmentation.shift_probability * sections / 3)
+    return augmentation.max_misalign_vox + math.ceil(5 * walk)
 
 
 def label_context_vox(targets: Targets) -> Vox3:

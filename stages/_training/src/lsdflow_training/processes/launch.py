@@ -43,8 +43,8 @@ GRACE_SECONDS = 30.0
 AGAIN = "run the same command again to resume from the last checkpoint"
 
 
-def run_local_processes(experiment: Experiment, stage: str, how: Distribution, node: Ranks) -> None:
-    """Run the stage in how.processes processes on this node and wait for them.
+def run_local_processes(experiment: Experiment, stage: str, distribution: Distribution, node: Ranks) -> None:
+    """Run the stage in distribution.processes processes on this node and wait for them.
 
     node: rank of this node and number of nodes (rank, world_size).  Raises the error of a process that failed, and
     Interrupted (75) after a signal to this process or to one of them.
@@ -56,18 +56,18 @@ def run_local_processes(experiment: Experiment, stage: str, how: Distribution, n
     store: Store | None = None
     if node.rank == 0 and not node.store_runs:
         address = LOOPBACK if node.world_size == 1 else node.address
-        served, port = serve(address, node.port, how.peer_timeout_s)
+        served, port = serve(address, node.port, distribution.peer_timeout_s)
         store = PrefixStore(node.attempt, served)
         node = replace(node, address=address, port=port)
     arguments = [stage, str(experiment.path), *experiment.overrides]
-    ranks = [of_local_process(node, how.processes, number) for number in range(how.processes)]
-    LOG.info("%d processes on this node, %d in all", how.processes, ranks[0].world_size)
+    ranks = [of_local_process(node, distribution.processes, number) for number in range(distribution.processes)]
+    LOG.info("%d processes on this node, %d in all", distribution.processes, ranks[0].world_size)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         with stop_on_signals() as stop:
             for mine in ranks:
                 processes.append(_start(arguments, mine))
-            codes = _wait(processes, stop, min(GRACE_SECONDS, how.peer_timeout_s))
+            codes = _wait(processes, stop, min(GRACE_SECONDS, distribution.peer_timeout_s))
     finally:
         for process in processes:
             process.kill()

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from lsdflow_training.processes.collectives import Group
 
 
-def share(network: UNet, group: Group, how: Distribution, device: torch.device) -> nn.Module:
+def share(network: UNet, group: Group, distribution: Distribution, device: torch.device) -> nn.Module:
     """The network to call: the network itself for one process, else one with gradients averaged over the processes."""
     if group.alone:
         return network
-    if not how.sharded:
+    if not distribution.sharded:
         devices = [device] if device.type == "cuda" else None
         # the network has no buffers, and the name of the option for them differs between versions of torch
         return DistributedDataParallel(network, device_ids=devices)
-    mesh = _mesh(group, how, device)
-    offload = CPUOffloadPolicy() if how.cpu_offload else OffloadPolicy()
-    after = how.reshard != "grad_op"
+    mesh = _mesh(group, distribution, device)
+    offload = CPUOffloadPolicy() if distribution.cpu_offload else OffloadPolicy()
+    after = distribution.reshard != "grad_op"
     for part in levels(network):
-        if sum(p.numel() for p in part.parameters()) >= how.min_num_params:
+        if sum(p.numel() for p in part.parameters()) >= distribution.min_num_params:
             fully_shard(part, mesh=mesh, reshard_after_forward=after, offload_policy=offload)
     fully_shard(network, mesh=mesh, reshard_after_forward=after, offload_policy=offload)
     return network
@@ -103,14 +103,14 @@ def share_optimizer(optimizer: torch.optim.Optimizer) -> None:
                 of_parameter[name] = _like(value, parameter)
 
 
-def require_same_weights(network: nn.Module, group: Group, how: Distribution) -> None:
+def require_same_weights(network: nn.Module, group: Group, distribution: Distribution) -> None:
     """Raise InternalError naming the ranks whose weights differ from the first; with shares, compare their copies."""
-    if group.alone or (how.sharded and how.reshard != "hybrid"):
+    if group.alone or (distribution.sharded and distribution.reshard != "hybrid"):
         return
     total = hashlib.sha256()
     for value in network.state_dict().values():
         total.update(share_here(value).detach().cpu().contiguous().numpy().tobytes())
-    group.require_same(total.digest(), "weights", group.ranks.local_world_size if how.sharded else None)
+    group.require_same(total.digest(), "weights", group.ranks.local_world_size if distribution.sharded else None)
 
 
 def _like(value: Tensor, here: Tensor) -> Tensor:
@@ -119,10 +119,10 @@ def _like(value: Tensor, here: Tensor) -> Tensor:
     return distribute_tensor(value.to(here.device), here.device_mesh, here.placements, src_data_rank=None)
 
 
-def _mesh(group: Group, how: Distribution, device: torch.device) -> DeviceMesh:
+def _mesh(group: Group, distribution: Distribution, device: torch.device) -> DeviceMesh:
     """One dimension over all processes; hybrid: nodes x processes of a node."""
     world, on_node = group.ranks.world_size, group.ranks.local_world_size
-    if how.reshard == "hybrid" and on_node < world:
+    if distribution.reshard == "hybrid" and on_node < world:
         return init_device_mesh(device.type, (world // on_node, on_node), mesh_dim_names=("copies", "shares"))
     return init_device_mesh(device.type, (world,))
 

@@ -30,21 +30,21 @@ class Learnt:
     labels: Tensor
 
 
-def make_targets(labels: Tensor, mask: Tensor, output: Box, how: Targets, only_xy: bool) -> Learnt:
+def make_targets(labels: Tensor, mask: Tensor, output: Box, settings: Targets, only_xy: bool) -> Learnt:
     """Targets and weights at `output`, a box of labels (integers) and mask (mask states), both (z, y, x).
 
     only_xy: boundaries do not grow along z (anisotropic volumes).
     """
     labels = labels.masked_fill(mask == MaskState.BACKGROUND, 0)
-    if how.grow_boundary_vox:
-        labels = grow_boundary(labels, mask, how.grow_boundary_vox, only_xy)
+    if settings.grow_boundary_vox:
+        labels = grow_boundary(labels, mask, settings.grow_boundary_vox, only_xy)
     targets: dict[str, Tensor] = {}
     weights: dict[str, Tensor] = {}
-    if how.lsds:
-        targets["lsds"], weights["lsds"] = _lsds(labels, mask, output, how)
-    if how.affinities:
-        targets["affs"], counted = affinities(labels, mask != MaskState.IGNORE, output, how.neighborhood)
-        weights["affs"] = balanced(targets["affs"], counted) if how.balance_labels else counted.to(torch.float32)
+    if settings.lsds:
+        targets["lsds"], weights["lsds"] = _lsds(labels, mask, output, settings)
+    if settings.affinities:
+        targets["affs"], counted = affinities(labels, mask != MaskState.IGNORE, output, settings.neighborhood)
+        weights["affs"] = balanced(targets["affs"], counted) if settings.balance_labels else counted.to(torch.float32)
     return Learnt(targets, weights, labels)
 
 
@@ -84,16 +84,16 @@ def balanced(affs: Tensor, counted: Tensor) -> Tensor:
     return weights
 
 
-def _lsds(labels: Tensor, mask: Tensor, output: Box, how: Targets) -> tuple[Tensor, Tensor]:
+def _lsds(labels: Tensor, mask: Tensor, output: Box, settings: Targets) -> tuple[Tensor, Tensor]:
     """LSDs and their weights at `output`, (10, z, y, x); see lsd_node."""
-    context = context_vox(how.sigma_nm, how.voxel_size_nm, how.lsd_downsample)
+    context = context_vox(settings.sigma_nm, settings.voxel_size_nm, settings.lsd_downsample)
     around = labels[output.grow(context).slices()]
     roi = Box(context, output.shape_vox)
-    found = local_shape_descriptors(around, how.sigma_nm, how.voxel_size_nm, roi, how.lsd_downsample)
+    found = local_shape_descriptors(around, settings.sigma_nm, settings.voxel_size_nm, roi, settings.lsd_downsample)
     states = mask[output.slices()]
     counted = states == MaskState.BACKGROUND
     trained = states == MaskState.TRAIN
-    counted |= trained if how.train_background else trained & (labels[output.slices()] != 0)
+    counted |= trained if settings.train_background else trained & (labels[output.slices()] != 0)
     return found, counted.to(torch.float32).expand(CHANNELS, -1, -1, -1)
 
 
