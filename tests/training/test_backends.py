@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("gunpowder", reason="the training environment has gunpowder")
 
 from lsdflow_contract.errors import ConfigError
-from lsdflow_training.backends import tensorflow_backend, tensorflow_problems
-from lsdflow_training.run import run_training
+from lsdflow_training.checks import tensorflow_problems
+from lsdflow_training.run import run_training, tensorflow_backend
 
 
 def test_this_environment_has_no_tensorflow_and_says_so(prepared, tmp_path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from lsdflow_contract.checkpoint import Bundle, Kind
-from lsdflow_contract.errors import ConfigError, StageError, problems_of
+from lsdflow_contract.errors import ConfigError, NotInstalled, StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.software import REVISION_VARIABLE
 from lsdflow_network.devices import gpu_count
-from lsdflow_training.backends import lsds_problems, tensorflow_problems
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.volumes import (
     TrainingVolume,
@@ -63,6 +65,45 @@ def _problems(
     prepared = read_manifest(experiment.layout, "prepare")
     of_sources = [*source_problems(sources, settings), *mask_problems(sources, settings, prepared)]
     return [*problems, *settings_problems(settings), *of_sources]
+
+
+def tensorflow_problems(backend: str) -> list[NotInstalled]:
+    """An error if this backend is not installed, else []. Imports nothing large."""
+    if backend != "tensorflow":
+        return []
+    missing = [name for name in ("tensorflow", "lsdflow_tensorflow") if importlib.util.find_spec(name) is None]
+    if not missing:
+        return []
+    return [
+        NotInstalled(
+            f"this environment has no tensorflow: {' and '.join(missing)} not installed",
+            where="backend",
+            found='"tensorflow"',
+            fix=f'{how_to_get_tensorflow()}; or backend = "torch" (same networks, same bundle)',
+        )
+    ]
+
+
+def lsds_problems(lsd_engine: str) -> list[NotInstalled]:
+    """An error if this engine of LSD targets needs the package `lsds` and it is not installed, else []."""
+    if lsd_engine != "lsds" or importlib.util.find_spec("lsd") is not None:
+        return []
+    return [
+        NotInstalled(
+            "this environment does not have the package lsds",
+            where="lsd_engine",
+            found='"lsds"',
+            fix='pip install lsds there, or lsd_engine = "lsdflow" (the same values, faster)',
+        )
+    ]
+
+
+def how_to_get_tensorflow() -> str:
+    """How to get tensorflow: in an image (images set their revision) use its variant, else set up an environment."""
+    if os.environ.get(REVISION_VARIABLE):
+        command = "make image STAGE=... BACKEND=tensorflow TORCH=cpu"
+        return f"run the image variant <version>-tensorflow of this stage ({command}), pinned in images.env"
+    return "make setup-tensorflow, then call .venv/tensorflow/bin/train-lsd or train-acrlsd"
 
 
 def known_volumes(experiment: Experiment, config: TrainingConfig) -> Known:

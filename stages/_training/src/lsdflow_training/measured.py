@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lsdflow_contract.errors import OutputConflict
-from lsdflow_training.backends import tensorflow_backend
-from lsdflow_training.run import Training
+from lsdflow_training.run import Training, tensorflow_backend
 from lsdflow_training.settings import Distribution, EarlyStopping, Records, TrainingSettings
 
 if TYPE_CHECKING:

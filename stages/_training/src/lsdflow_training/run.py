@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from lsdflow_command.monitoring import hand_over
@@ -18,8 +20,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, differences, read_manifest, work_key
 from lsdflow_contract.trainings import make_current, training_folder, training_outputs
-from lsdflow_training.backends import tensorflow_backend
-from lsdflow_training.checks import device_of_jobs, settings_problems
+from lsdflow_training.checks import device_of_jobs, settings_problems, tensorflow_problems
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.volumes import (
     Source,
@@ -130,6 +131,14 @@ def run_training(training: Training, lsd: Any = None) -> None:
         result = train(settings, training.sources, training.folder, training.key, lsd, group)
         if result.best is not None:
             _write_manifest(training, result, result.best)
+
+
+def tensorflow_backend() -> ModuleType:
+    """The module lsdflow_tensorflow.trainer, which imports this package. Raises NotInstalled (78) if it is missing."""
+    problems = tensorflow_problems("tensorflow")
+    if problems:
+        raise problems[0]
+    return importlib.import_module("lsdflow_tensorflow.trainer")
 
 
 def _train_with_tensorflow(training: Training, lsd: Any) -> None:

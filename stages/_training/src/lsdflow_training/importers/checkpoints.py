@@ -20,7 +20,7 @@ from torch import Tensor
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.hashing import hash_of, hash_of_file
-from lsdflow_training.backends import where_tensorflow_is
+from lsdflow_training.checks import how_to_get_tensorflow
 from lsdflow_training.importers import funlib, tf1
 from lsdflow_training.importers.tf1 import require_our_graph
 from lsdflow_training.importers.unet import ReadNetwork, as_bundled
@@ -90,7 +90,7 @@ def _tensorflow_reader() -> ModuleType:
             "a checkpoint of TensorFlow can be read only where TensorFlow is installed",
             where=_TENSORFLOW_READER,
             found=error,
-            fix=where_tensorflow_is(),
+            fix=how_to_get_tensorflow(),
         ) from error
 
 
