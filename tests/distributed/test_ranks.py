@@ -1,4 +1,4 @@
-"""Which process of how many this is, from the variables of torchrun, of SLURM, of our own."""
+"""Which process of how many this is, from the variables of torchrun, SLURM or launch.py."""
 
 from __future__ import annotations
 

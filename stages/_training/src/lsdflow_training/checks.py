@@ -1,4 +1,4 @@
-"""Check a training by its settings and the metadata of its volumes, before anything is written."""
+"""Check a training before anything is written: its settings, the metadata of its volumes, optional packages."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ COLLECT_S = 1.0
 # How long the end of a training may wait for MLflow: less than the time that SLURM leaves after its signal.
 CLOSE_S = 10.0
 # Variables that are already set stay.  No jitter: it would use the random numbers of the training.
-SETTINGS = {
+ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -324,7 +324,7 @@ def open_mlflow(
 
 def import_mlflow() -> Any:
     """Import mlflow without telemetry and without its own log messages: our one warning is enough."""
-    for name, value in SETTINGS.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import mlflow
 

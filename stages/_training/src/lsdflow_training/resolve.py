@@ -284,20 +284,20 @@ def checked_data_path(pipeline: DataPath, lsd_engine: str, targets: Any) -> Data
     """
     if pipeline == "gunpowder":
         return pipeline
-    asked = [f.name for f in dataclasses.fields(targets) if _is_asked_for(targets, f)]
-    asked += ["lsd_engine"] if lsd_engine != "lsdflow" else []
-    if asked:
+    unsupported = [f.name for f in dataclasses.fields(targets) if _is_unsupported(targets, f)]
+    unsupported += ["lsd_engine"] if lsd_engine != "lsdflow" else []
+    if unsupported:
         raise ConfigError(
             'pipeline = "gpu" does not do all that this training asks for',
             where="pipeline",
             wanted="these options at their defaults",
-            found=", ".join(sorted(asked)),
+            found=", ".join(sorted(unsupported)),
             fix='use pipeline = "gunpowder"',
         )
     return pipeline
 
 
-def _is_asked_for(targets: Any, field: dataclasses.Field[Any]) -> bool:
+def _is_unsupported(targets: Any, field: dataclasses.Field[Any]) -> bool:
     later = field.default is not dataclasses.MISSING and field.name not in BEFORE_THE_DEVICE
     return bool(later and getattr(targets, field.name) != field.default)
 

@@ -70,7 +70,7 @@ class CropReader:
         self.pipeline, self.keys, self.request = pipeline, keys, request
         self.names = {keys.raw: "raw", keys.labels: "labels", keys.mask: "mask"}
         self.notes = Notes()
-        self._take_over(pipeline)
+        self._replace_processing(pipeline)
 
     def read(self, request: gp.BatchRequest) -> Crops:
         """The crops of the batch of this request (which holds its seed); the pipeline must be built."""
@@ -88,18 +88,18 @@ class CropReader:
             times=batch.profiling_stats,
         )
 
-    def _take_over(self, part: gp.Pipeline) -> None:
+    def _replace_processing(self, part: gp.Pipeline) -> None:
         """Replace the processing of the nodes; those before the choice of the volume still read, and stay unchanged.
 
         Raises ConfigError for a node that is not implemented on the device.
         """
         if type(part.output) is gp.RandomProvider:
-            self._keep_what_is_read(part.output)
+            self._record_what_is_read(part.output)
             part.traverse(lambda before: _idle(before.output) if type(before.output) is gp.Normalize else None)
             return
         self._defer(part.output)
         for before in part.children:
-            self._take_over(before)
+            self._replace_processing(before)
 
     def _defer(self, node: Any) -> None:
         kind: type[Any] = type(node)  # exactly: a subclass may do more than these; all that IntensityNodes do is drawn
@@ -123,7 +123,7 @@ class CropReader:
                 fix='use pipeline = "gunpowder"',
             )
 
-    def _keep_what_is_read(self, node: Any) -> None:
+    def _record_what_is_read(self, node: Any) -> None:
         read = node.provide
 
         def provide(request: gp.BatchRequest) -> gp.Batch:

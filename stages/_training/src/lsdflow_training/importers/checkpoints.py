@@ -22,7 +22,7 @@ from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.hashing import hash_of, hash_of_file
 from lsdflow_training.checks import how_to_get_tensorflow
 from lsdflow_training.importers import funlib, tf1
-from lsdflow_training.importers.tf1 import require_our_graph
+from lsdflow_training.importers.tf1 import require_same_graph
 from lsdflow_training.importers.unet import ReadNetwork, as_bundled
 
 _TENSORFLOW_READER = "lsdflow_tensorflow.v1_checkpoints"
@@ -77,7 +77,7 @@ def _read_tf1(prefix: Path, factors: tuple[Vox3, ...] | None) -> tuple[ReadNetwo
     names = tf1.network_variables(reader.variable_shapes(prefix), prefix)
     values = reader.variable_values(prefix, names)
     network = as_bundled(tf1.unet_of(values, factors, prefix), factors, prefix)
-    require_our_graph(reader.graph_nodes(prefix), network.unet, prefix.with_name(prefix.name + ".meta"))
+    require_same_graph(reader.graph_nodes(prefix), network.unet, prefix.with_name(prefix.name + ".meta"))
     return network, files
 
 

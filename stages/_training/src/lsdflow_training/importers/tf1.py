@@ -53,7 +53,7 @@ class GraphNode:
     window: Vox3 | None
 
 
-def require_our_graph(nodes: Iterable[GraphNode], unet: UNetSpec, where: object) -> None:
+def require_same_graph(nodes: Iterable[GraphNode], unet: UNetSpec, where: object) -> None:
     """Raise BadData if the graph has operations that our U-Net lacks. Losses and optimizers are ignored."""
     nodes = list(nodes)
     other = [node for node in nodes if node.op in _OTHER_ACTIVATIONS | _OTHER_POOLING]

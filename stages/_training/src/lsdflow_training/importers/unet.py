@@ -170,13 +170,13 @@ def _heads_by_output(found: UNetLayers, where: object) -> dict[str, Convolution]
 
 def _output_of(name: str, channels: int) -> str | None:
     """The output for a name; if the name does not show it, by the number of channels."""
-    said = {
+    named = {
         output
         for output, words in (("lsds", _LSD_WORDS), ("affs", _AFFINITY_WORDS))
         if any(word in name.lower() for word in words)
     }
-    if len(said) == 1:
-        return said.pop()
+    if len(named) == 1:
+        return named.pop()
     return {LSD_CHANNELS: "lsds", 3: "affs"}.get(channels)
 
 

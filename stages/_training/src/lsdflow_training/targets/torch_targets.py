@@ -22,7 +22,7 @@ SMALLEST_SHARE = 0.05  # lower bound for the share of a class, as in gunpowder
 
 
 @dataclass(frozen=True)
-class Learnt:
+class PatchTargets:
     """Targets and weights by output, (c, z, y, x) float32, and the labels from which they were made (with context)."""
 
     targets: dict[str, Tensor]
@@ -30,7 +30,7 @@ class Learnt:
     labels: Tensor
 
 
-def make_targets(labels: Tensor, mask: Tensor, output: Box, settings: Targets, only_xy: bool) -> Learnt:
+def make_targets(labels: Tensor, mask: Tensor, output: Box, settings: Targets, only_xy: bool) -> PatchTargets:
     """Targets and weights at `output`, a box of labels (integers) and mask (mask states), both (z, y, x).
 
     only_xy: boundaries do not grow along z (anisotropic volumes).
@@ -45,7 +45,7 @@ def make_targets(labels: Tensor, mask: Tensor, output: Box, settings: Targets, o
     if settings.affinities:
         targets["affs"], counted = affinities(labels, mask != MaskState.IGNORE, output, settings.neighborhood)
         weights["affs"] = balanced(targets["affs"], counted) if settings.balance_labels else counted.to(torch.float32)
-    return Learnt(targets, weights, labels)
+    return PatchTargets(targets, weights, labels)
 
 
 def grow_boundary(labels: Tensor, mask: Tensor, steps: int, only_xy: bool) -> Tensor:
