@@ -6,7 +6,6 @@ import importlib
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from lsdflow_training.checks import device_of_jobs, settings_problems, tensorflo
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.volumes import (
     Source,
-    TrainingVolume,
     chosen_volumes,
     common_voxel_size,
     make_sources,
@@ -86,17 +84,11 @@ def resolve_training(
     if lsd is not None:
         inputs["lsd_weights"] = lsd.weights_sha256
     probabilities = prepared_probabilities(made)
-    volumes = _volumes(experiment, config, probabilities)
+    volumes = chosen_volumes(experiment.layout, config, tuple(probabilities))
     device = device_of_jobs(experiment, config.backend) if experiment.descriptions else None
     size_nm = common_voxel_size(volumes)
     settings = resolve_settings(experiment, config, stage, kind, voxel_size_nm=size_nm, lsd=lsd, device=device)
     return Training(experiment, config, settings, make_sources(volumes, config, settings, probabilities), inputs)
-
-
-def _volumes(
-    experiment: Experiment, config: TrainingConfig, probabilities: Mapping[str, float]
-) -> Sequence[TrainingVolume]:
-    return chosen_volumes(experiment.layout, config, tuple(probabilities))
 
 
 def run_training(training: Training, lsd: Any = None) -> None:

@@ -69,7 +69,7 @@ class TrainStage(Stage):
         return None
 
     def resolve(self, experiment: Experiment) -> Training:
-        """The training, resolved from settings and volumes. Raises errors that can be found before it starts."""
+        """The training, with all settings resolved. Raises the errors that can be found before it starts."""
         table = experiment.table(self.name, self.config)
         return resolve_training(experiment, table, self.name, self.kind(experiment), self.lsd_bundle(experiment))
 
