@@ -15,7 +15,7 @@ from lsdflow_training.data.patch import Patch  # noqa: E402
 from lsdflow_training.processes.ranks import Ranks  # noqa: E402
 from lsdflow_training.processes.sharding import compute_again  # noqa: E402
 from lsdflow_training.resolve import resolve_distribution  # noqa: E402
-from lsdflow_training.schedule import scaled  # noqa: E402
+from lsdflow_training.schedule import rate_factor  # noqa: E402
 from lsdflow_training.settings import StepOptions  # noqa: E402
 from lsdflow_training.step import Gradients, train_step  # noqa: E402
 
@@ -73,7 +73,7 @@ def test_levels_that_are_computed_again_give_equal_gradients_and_the_same_names(
 
 
 def test_scaling_rules_of_the_learning_rate() -> None:
-    assert [scaled(rule, 16) for rule in ("none", "linear", "sqrt")] == [1.0, 16.0, 4.0]
+    assert [rate_factor(rule, 16) for rule in ("none", "linear", "sqrt")] == [1.0, 16.0, 4.0]
 
 
 def test_the_key_of_a_training_knows_patches_per_step_not_who_makes_them() -> None:
