@@ -3,6 +3,9 @@
 They connect to a store that this process serves, on loopback and a port that the kernel chooses (with several nodes: at
 the address of the first), and store there why they ended. All of them end soon after one of them or this process ends.
 
+Jobs of torchrun and of srun need none of this (ranks.py). `processes = N` does not use torchrun: its store listens on
+all interfaces, and it reports a failed process by a traceback instead of one message and an exit code.
+
 Each is `python -m lsdflow_training.processes.launch STAGE EXPERIMENT ...`: it runs the stage as its command does, but
 stores its error for the process that started it, which reports it once.
 """
