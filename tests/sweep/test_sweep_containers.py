@@ -76,5 +76,5 @@ def test_local_is_the_installed_command_and_an_unknown_place_is_refused(sweep: S
 def test_the_old_spelling_of_backend_works_with_a_warning(sweep: SweepFolder, caplog: pytest.LogCaptureFixture) -> None:
     done = CliRunner().invoke(app, ["run", str(sweep.root), "--on", "containr"])
     assert done.exit_code == UsageError.exit_code
-    assert "no place 'containr' to run" in done.output
+    assert "unknown backend 'containr'" in done.output
     assert caplog.text.count("--on is deprecated and works for this release only; use: --backend containr") == 1
