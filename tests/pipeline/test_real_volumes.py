@@ -24,8 +24,6 @@ BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))
 # 6.5 minutes on two cores and are as good as the profile's 800. Its minutes are a last resort.
 MTLSD_ITERATIONS = 500
 MINUTES = {"mtlsd": {"train-acrlsd": 25.0}, "acrlsd": {"train-lsd": 2.4, "train-acrlsd": 3.1}}
-# CI trains acrlsd for a part of that: its numbers are printed, not judged.
-ACRLSD_SHARE = float(os.environ.get("LSDFLOW_ACRLSD_SHARE", "1"))
 GOAL_VOI_BITS = 2.4
 PEAK_RSS_MIB = 4096
 
@@ -55,9 +53,8 @@ def _segmented(folder: Path, mode: str, volume: Path) -> dict:
     folder.mkdir()
     text = (REPOSITORY / "benchmarks" / "fib25.toml").read_text()
     (folder / "experiment.toml").write_text(text.replace("VOLUME", str(volume)))
-    share = ACRLSD_SHARE if mode == "acrlsd" else 1.0
     limits = ["--set", f"experiment.mode={mode}"]
-    limits += [part for s, m in MINUTES[mode].items() for part in ("--set", f"{s}.max_minutes={m * share}")]
+    limits += [part for s, m in MINUTES[mode].items() for part in ("--set", f"{s}.max_minutes={m}")]
     if mode == "mtlsd":
         limits += ["--set", f"train-acrlsd.max_iteration={MTLSD_ITERATIONS}"]
     _lsdflow(folder, *limits)
@@ -114,6 +111,7 @@ def test_the_whole_larger_volume_is_segmented_in_blocks_and_bounded_memory(
     assert (segmentation.read(segmentation.box) > 0).mean() > 0.9
 
 
+# CI leaves it out: its scores are printed, not judged.
 def test_acrlsd_within_the_same_minutes_is_reported_beside_it(mtlsd: tuple[Path, dict], volumes: Path) -> None:
     folder = mtlsd[0].parent / "acrlsd"
     scores = _segmented(folder, "acrlsd", volumes / "trvol-250-2.zarr")
