@@ -21,6 +21,7 @@ from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_launch.checkpoint_selection.region import base_text, find_region, region_of
 from lsdflow_launch.checkpoint_selection.selection import Selection, run_folder
+from lsdflow_launch.sweep.result import claimed
 
 STAGE = "train-acrlsd"
 STAGES_OF_A_RUN = ("predict", "watershed", "agglomerate", "segment", "evaluate")
@@ -94,6 +95,7 @@ class StandIn:
     codes: dict[str, int] = field(default_factory=dict)
     calls: list[tuple[int, str]] = field(default_factory=list)
     before: Callable[[int, str], object] = lambda iteration, stage: None
+    outcomes: bool = True
 
     def __call__(self, stage: str, arguments: Sequence[str]) -> int:
         if arguments[0] == "report":
@@ -104,7 +106,8 @@ class StandIn:
         self.calls.append((iteration, stage))
         self.before(iteration, stage)
         if stage in self.codes:
-            write_json(run.layout.stage_runs(stage) / "1" / "outcome.json", {"exit_code": self.codes[stage]})
+            if self.outcomes:
+                write_json(run.layout.stage_runs(stage) / "1" / "outcome.json", {"exit_code": self.codes[stage]})
             return self.codes[stage]
         (folder / "data").mkdir(exist_ok=True)
         (folder / "data" / stage).touch()
@@ -309,6 +312,29 @@ def test_a_failed_run_gives_its_exit_code_and_runs_again_the_next_time(experimen
     assert not experiment.layout.best_checkpoint(STAGE).exists()
     assert selection_of(experiment, again := StandIn(voi)).update() == 0
     assert again.calls == [(i, s) for i in (10, 20, 30) for s in ("segment", "evaluate")]
+
+
+@pytest.mark.parametrize(("begun", "code"), [(True, 137), (False, 79)])
+def test_a_stage_that_is_killed_or_never_begins_is_a_failure(experiment: Experiment, begun: bool, code: int) -> None:
+    def begin(iteration: int, stage: str) -> None:
+        """Leave what a stage leaves that is killed after it has begun."""
+        if begun and stage == "segment":
+            run = run_folder(selection.folder, iteration)
+            write_json(run / "runs" / "segment" / "1" / "config.resolved.json", {})
+
+    caller = StandIn({10: 2.0, 20: 1.0, 30: 1.5}, codes={"segment": 137}, before=begin, outcomes=False)
+    selection = selection_of(experiment, caller)
+    assert selection.update() == code
+    assert not experiment.layout.best_checkpoint(STAGE).exists()
+
+
+def test_a_run_that_another_process_computes_is_not_waited_for(experiment: Experiment) -> None:
+    voi = {10: 2.0, 20: 1.0, 30: 1.5}
+    selection = selection_of(experiment, StandIn(voi))
+    with claimed(run_folder(selection.folder, 10)):
+        assert selection.update() == 73
+    assert selection_of(experiment, again := StandIn(voi)).update() == 0
+    assert again.checked == [10]
 
 
 def test_a_damaged_checkpoint_is_left_out_and_one_deleted_meanwhile_is_no_failure(

@@ -116,7 +116,7 @@ def test_a_run_that_was_killed_is_failed_unless_a_process_is_computing_it(sweep:
     begin(second, "segment")
     killed = result_of(sweep, sweep.plan.runs[1])
     assert killed is not None
-    assert (killed.status, killed.failed_stage) == ("failed", "segment")
+    assert (killed.status, killed.exit_code, killed.failed_stage) == ("failed", 137, "segment")
     assert "killed" in killed.error["what"]
     with claimed(second.path.parent):
         assert result_of(sweep, sweep.plan.runs[1]) is None

@@ -39,7 +39,7 @@ from lsdflow_contract.checkpoint import (
     read_bundle,
     write_best,
 )
-from lsdflow_contract.errors import BadData, MissingInput, OutputConflict, StageError
+from lsdflow_contract.errors import BadData, BlocksFailed, MissingInput, OutputConflict, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import storage_errors, write_if_changed
 from lsdflow_contract.hashing import hash_of_file
@@ -60,7 +60,7 @@ from lsdflow_launch.sweep.file import Sweep
 from lsdflow_launch.sweep.folder import RUNS, SweepFolder, open_sweep, write_folders
 from lsdflow_launch.sweep.grid import Axis, Point
 from lsdflow_launch.sweep.merge import Row, merged
-from lsdflow_launch.sweep.run import SweepRunner
+from lsdflow_launch.sweep.run import Outcome, SweepRunner, exit_code_of
 from lsdflow_launch.sweep.table import write_merged
 
 LOG = logging.getLogger("lsdflow.selection")
@@ -175,11 +175,11 @@ class Selection:
         sweep = self._prepared(bundles)
         missing = [row.run for row in merged([sweep]).rows if row.status != "done" and _iteration(row) in bundles]
         with self._arrays_removed(sweep):
-            SweepRunner(sweep, self.caller).run_all(missing)
+            outcomes = SweepRunner(sweep, self.caller).run_all(missing)
         found = merged([sweep])
         write_merged(found, self.table.parent)
         _require_scores(found.rows, self.region)
-        if code := self._exit_code([row for row in found.rows if row.run in missing]):
+        if code := self._exit_code(outcomes, found.rows):
             return code
         try:
             choose_by_voi(self.experiment, self.folder, self.rows())
@@ -243,15 +243,20 @@ class Selection:
                     for path in (layout.data, layout.results, layout.luts, layout.store):
                         shutil.rmtree(path, ignore_errors=True)
 
-    def _exit_code(self, rows: Sequence[Row]) -> int:
-        """Return the exit code of the first run that failed, else 0; a checkpoint that was deleted is no failure."""
+    def _exit_code(self, outcomes: Mapping[str, Outcome], rows: Sequence[Row]) -> int:
+        """Return the exit code of the first run that failed, 73 if another process computes one, else 0.
+
+        The failure of a checkpoint that the training has deleted meanwhile does not count.
+        """
+        counted = dict(outcomes)
         for row in rows:
-            if row.result is None or row.result.status == "done":
+            if outcomes.get(row.run.name) != "failed":
                 continue
             if bundle_folder(self.experiment.layout.checkpoints(STAGE), _iteration(row)).exists():
-                return row.result.exit_code
+                return row.result.exit_code if row.result is not None else BlocksFailed.exit_code
             LOG.warning("iteration %d is left out: the training has deleted it meanwhile", _iteration(row))
-        return 0
+            del counted[row.run.name]
+        return exit_code_of(counted)
 
     def _require_checkpoints(self) -> None:
         if not self._iterations():

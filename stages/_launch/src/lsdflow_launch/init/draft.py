@@ -175,6 +175,7 @@ def _chosen(start: Start, root: Path | None) -> dict[str, Any]:
     """Return the tables of the options; paths are relative to `root`, or absolute if it is None."""
 
     def path_of(path: Path) -> str:
+        """Return the path as it is written into the experiment file."""
         return str(path.resolve()) if root is None else os.path.relpath(path.resolve(), root.resolve())
 
     size = {"voxel_size": start.voxel_size} if start.voxel_size else {}

@@ -115,7 +115,7 @@ class ClusterTable(StrictModel):
         default=[], description='further options of sbatch, for example "--exclude=node17"'
     )
     warn_s: int = Field(
-        default=120, ge=1, le=65535, description="how many seconds before its time limit a job is asked to stop"
+        default=120, ge=1, le=65535, description="how many seconds before its time limit a job gets the signal to stop"
     )
     max_restarts: int = Field(default=20, ge=0, description="how often an interrupted job is queued again")
     verify: JobTable = Field(default=JobTable(), description="resources of the jobs that verify a stage")

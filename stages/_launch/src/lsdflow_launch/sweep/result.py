@@ -8,6 +8,7 @@ the computation, also for a stage that has no lock of its own.
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from lsdflow_launch.status import newest_run, outcome_of
 from lsdflow_launch.sweep.folder import PlannedRun, SweepFolder, open_stages
 
 LOG = logging.getLogger("lsdflow.sweep")
+# As a shell reports a process that SIGKILL has ended.
+KILLED_CODE = 128 + signal.SIGKILL
 KILLED = "ended without an outcome: it was killed, or its machine failed"
 
 
@@ -104,7 +107,7 @@ def _failure(experiment: Experiment, stage: str) -> RunResult | None:
         return None
     locks = claim_of(experiment.path.parent), LockFile(experiment.layout.stage_runs(stage) / "lock")
     running = any(lock.live_holder() is not None for lock in locks)
-    return None if running else RunResult("failed", failed_stage=stage, error={"what": KILLED})
+    return None if running else RunResult("failed", KILLED_CODE, stage, error={"what": KILLED})
 
 
 def _outcome(experiment: Experiment, stage: str) -> dict[str, Any]:
