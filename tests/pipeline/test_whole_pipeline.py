@@ -50,7 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pipeline") / "trained"
     program = (
         "import sys; from pathlib import Path; from lsdflow_launch.init.demo import make_demo;"
-        "make_demo(Path(sys.argv[1]), (112, 66, 70), seed=3)"
+        "make_demo(Path(sys.argv[1]), (112, 66, 70), seed=3, mode='acrlsd')"
     )
     subprocess.run(
         [sys.executable, "-c", program, str(folder)], check=True, env={**os.environ, "LSDFLOW_BIN": str(BIN)}
