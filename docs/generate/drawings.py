@@ -179,7 +179,7 @@ def blocks() -> str:
     ]
     notes = (
         ("filled: what a block writes; dashed: what it reads (context)", INK),
-        ("the seed of this fragment lies in both contexts:", CELLS[3]),
+        ("the seed of this fragment is in both contexts:", CELLS[3]),
         ("both give it the id 1 + place of the seed in the volume,", CELLS[3]),
         ("so it continues across the face; nothing is stitched", SOFT),
         ("affinities on the face are summed from both blocks", SOFT),

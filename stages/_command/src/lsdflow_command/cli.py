@@ -65,6 +65,7 @@ class Verbs(typer.Typer):
         register = super().command(name, **settings)
 
         def add(verb: Verb) -> Verb:
+            """Register the verb with the common options; return it unchanged."""
             register(_with_verbosity(verb))
             return verb
 
@@ -76,6 +77,7 @@ def _with_verbosity(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(verb)
     def with_logging(*, quiet: bool, verbose: bool, **values: Any) -> Any:
+        """Set the loudness of the log, then run the verb; exit code 2 if both options are given."""
         if quiet and verbose:
             error = UsageError("--quiet and --verbose are opposites", fix="leave one out")
             typer.echo(f"error: {error.message()}", err=True)

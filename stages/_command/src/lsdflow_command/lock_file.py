@@ -189,6 +189,7 @@ def stage_lock(folder: Path, refusal: str = STAGE_IS_RUNNING) -> Iterator[None]:
         )
 
     def stop() -> None:
+        """Note that the lock is lost, and end the work of this process by SIGTERM."""
         lost.set()
         # To the main thread, because a signal interrupts a waiting call only there.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)

@@ -71,6 +71,7 @@ def affinity_blocks(
     network = load_network(affinities.folder, device, config.precision)
 
     def predict_block(block: Block) -> BlockOutput:
+        """Predict the write ROI of a block: u8 arrays (channels, z, y, x) by name, and counts for the manifest."""
         box = block.write
         inside = None if mask is None else mask.read(box, outside="zero")
         arrays = {name: np.zeros((channels, *box.shape_vox), np.uint8) for name, channels in outputs.items()}
@@ -113,6 +114,7 @@ def lsd_blocks(
         return mask is None or bool(mask.read(near, outside="zero").any())
 
     def predict_block(block: Block) -> BlockOutput:
+        """Predict the LSDs of the write ROI of a block, u8 (10, z, y, x)."""
         if not is_needed(block.write):
             zeros = np.zeros((LSDS.channels, *block.write.shape_vox), np.uint8)
             return BlockOutput(arrays={"lsds": zeros}, facts={"blocks_outside_mask": 1})

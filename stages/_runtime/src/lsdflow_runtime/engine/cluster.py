@@ -181,6 +181,7 @@ def serve_workers_of_other_jobs(task: BlockTask, done: Collection[int]) -> None:
         """Run the authenticated proxy, and publish its port in the file of the run."""
 
         def opened(port: int) -> None:
+            """Publish the port, at which workers can connect from now on."""
             file.write(replace(serving, context=context.to_env(), port=port))
 
         leave_terminal_to_coordinator()

@@ -162,6 +162,7 @@ def _slice_reader(
     files: list[Path], shape: tuple[int, int], dtype: np.dtype[np.generic]
 ) -> Callable[[Slices], NDArray[np.generic]]:
     def fetch(slices: Slices) -> NDArray[np.generic]:
+        """Read a box, (z, y, x) in the dtype of the files; BadData as read_slice."""
         rows, columns = slices[1:]
         return np.stack([read_slice(file, rows, columns) for file in files[slices[0]]])
 

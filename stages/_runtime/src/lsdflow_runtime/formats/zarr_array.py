@@ -218,6 +218,7 @@ def _grid(array: zarr.Array[Any], folder: Path) -> ChunkGrid:
     encode = array.metadata.encode_chunk_key
 
     def file(index: tuple[int, ...]) -> str:
+        """Path of the file of the chunk or shard with this index."""
         return f"{root}/{encode(index)}"
 
     return ChunkGrid(shape, lambda index: os.path.exists(file(index)), file)  # noqa: PTH110 (for speed)

@@ -146,6 +146,7 @@ class CropReader:
             return needed
 
         def process(batch: gp.Batch, request: gp.BatchRequest) -> None:
+            """Note the deformation for the device; give the arrays the ROIs of the request, without values."""
             self.notes.steps.append(warps[0])
             for key in self.names:
                 batch[key].spec.roi = request[key].roi
@@ -157,6 +158,7 @@ class CropReader:
         move_rois = node.process
 
         def process(batch: gp.Batch, request: gp.BatchRequest) -> None:
+            """Note mirrored axes (z, y, x) and the transposition for the device; change only the ROIs."""
             z, y, x = (bool(mirrored) for mirrored in node.mirror)
             self.notes.steps.append(Turn((z, y, x), tuple(node.transpose)))
             move_rois(batch, request)

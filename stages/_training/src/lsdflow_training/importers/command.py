@@ -27,7 +27,7 @@ KindOption = Annotated[Literal["lsd", "acrlsd", "mtlsd", "affinities"] | None, t
 def add_import(app: typer.Typer, stage: str) -> None:
     """Add the command `import-checkpoint` to the application of a training stage."""
 
-    @app.command(name="import-checkpoint", help="Import a network that another program trained, for use by `predict`.")
+    @app.command(name="import-checkpoint")
     def import_checkpoint(
         experiment: Annotated[Path, typer.Argument(help="folder of the experiment, or its experiment.toml")],
         source: Annotated[Path, typer.Option("--from", help=_FROM)],
@@ -48,6 +48,7 @@ def add_import(app: typer.Typer, stage: str) -> None:
         json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
         debug: Annotated[bool, typer.Option("--debug", help="also print tracebacks")] = False,
     ) -> None:
+        """Import a network that another program trained, for use by `predict`."""
         with exit_codes(debug, as_json=json_):
             from lsdflow_training.importers.importer import ImportOptions
             from lsdflow_training.importers.importer import import_checkpoint as run_import

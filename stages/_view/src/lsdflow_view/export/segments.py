@@ -106,6 +106,7 @@ def merged(tables: Sequence[SegmentTable]) -> SegmentTable:
         return tables[0]
 
     def joined(columns: Iterable[npt.NDArray[np.int64]], how: np.ufunc) -> npt.NDArray[np.int64]:
+        """The column of all tables, int64, with the rows of one id reduced by `how`."""
         column: npt.NDArray[np.int64] = how.reduceat(np.concatenate(list(columns))[order], starts, axis=0)
         return column
 

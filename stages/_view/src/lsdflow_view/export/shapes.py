@@ -229,6 +229,7 @@ class Shapes:
         read = self.layer.reader(self.level.number)
 
         def write(block: Block) -> None:
+            """Write the files of one segment, whose row has the number of the block."""
             row = self.segments.table().take(slice(block.number, block.number + 1))
             segment, box = int(row.ids[0]), self._on_level(row, self.level.number).box(0)
             mask = _mask(read, segment, box)

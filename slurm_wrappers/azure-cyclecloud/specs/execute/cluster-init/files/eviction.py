@@ -84,7 +84,7 @@ def leave(node: str, withdraw: str, reason: str, grace_s: float) -> None:
 
 
 def watch(options: argparse.Namespace) -> None:
-    """Poll without end; a metadata service that does not answer is asked again."""
+    """Poll without end; a metadata service that does not answer is polled again."""
     handled: set[str] = set()
     machine = ""
     while True:
