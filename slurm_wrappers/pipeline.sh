@@ -241,7 +241,7 @@ submit_chain() {
 add_workers() {
   local stage=${1%%=*} coordinator
   is_one_of "$stage" "${BLOCK_STAGES[@]}" || fail 2 "$stage has no workers" "${BLOCK_STAGES[*]}"
-  submission=$(find "$experiment/runs/submit" -mindepth 1 -maxdepth 1 -type d 2>/dev/null | sort | tail -n 1)
+  submission=$(find "$experiment/runs/submit" -mindepth 1 -maxdepth 1 -type d 2>/dev/null | sort | tail -n 1) || true
   [[ -n $submission ]] || fail "$MISSING" 'nothing was submitted' "$experiment/runs/submit"
   read_settings "$submission/settings.env"
   coordinator=$(awk -F '\t' -v stage="$stage" '$1 == stage && $2 == "coordinator" { id = $3 } END { print id }' "$submission/jobs.tsv")

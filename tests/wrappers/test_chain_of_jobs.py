@@ -179,6 +179,16 @@ def test_workers_are_added_to_a_coordinator_in_the_queue_only(
     assert (_options(call, "array"), _options(call, "dependency"), call[-2:]) == ("0-2", "after:101", ["work", "101"])
 
 
+def test_workers_for_an_experiment_that_was_never_submitted_are_refused_with_a_message(
+    cluster: Cluster, experiment: Path
+) -> None:
+    done = cluster.run([WRAPPERS / "pipeline.sh", experiment, "--scale", "watershed=3"])
+    assert done.returncode == 66
+    assert "nothing was submitted" in done.stderr
+    assert str(experiment / "runs" / "submit") in done.stderr
+    assert not cluster.calls("sbatch")
+
+
 def test_a_chain_that_sbatch_refuses_is_cancelled(cluster: Cluster, experiment: Path, settings: Path) -> None:
     settings.write_text(settings.read_text() + "EVALUATE_PARTITION='moon'\n")
     script = cluster.folder / "bin" / "sbatch"
