@@ -9,7 +9,7 @@
 Later versions have the prefix decoder_0_layer_<level>/ on the way up. Kernels are (z, y, x, in, out), those of
 transposed convolutions (z, y, x, out, in). Variables of optimizers are ignored.
 
-Also check that the graph beside a checkpoint (`<prefix>.meta`) is that of our U-Net; weights cannot show it.
+Also check that the graph beside a checkpoint (`<prefix>.meta`) is that of this U-Net; weights cannot show it.
 
 Checked are activations (ReLU, sigmoid at the outputs), valid convolutions, and pooling windows that match the
 upsampling factors.
@@ -54,13 +54,13 @@ class GraphNode:
 
 
 def require_same_graph(nodes: Iterable[GraphNode], unet: UNetSpec, where: object) -> None:
-    """Raise BadData if the graph has operations that our U-Net lacks. Losses and optimizers are ignored."""
+    """Raise BadData if the graph has operations that this U-Net lacks. Losses and optimizers are ignored."""
     nodes = list(nodes)
     other = [node for node in nodes if node.op in _OTHER_ACTIVATIONS | _OTHER_POOLING]
     padded = [node for node in nodes if node.op in _CONVOLUTIONS and node.padding not in ("", "VALID")]
     if other or padded:
         raise BadData(
-            "the graph beside the checkpoint is not that of our U-Net: it would give other values here",
+            "the graph beside the checkpoint is not that of lsdflow's U-Net, so the network would give other values here",
             where=where,
             wanted="ReLU, sigmoid at the outputs, max pooling, valid convolutions",
             found="; ".join(f"{node.name}: {node.op} {node.padding}".rstrip() for node in [*other, *padded][:3]),
