@@ -60,7 +60,7 @@ def require_same_graph(nodes: Iterable[GraphNode], unet: UNetSpec, where: object
     padded = [node for node in nodes if node.op in _CONVOLUTIONS and node.padding not in ("", "VALID")]
     if other or padded:
         raise BadData(
-            "the graph beside the checkpoint is not that of lsdflow's U-Net, so the network would give other values here",
+            "the graph beside the checkpoint is not that of lsdflow's U-Net, so its outputs would differ",
             where=where,
             wanted="ReLU, sigmoid at the outputs, max pooling, valid convolutions",
             found="; ".join(f"{node.name}: {node.op} {node.padding}".rstrip() for node in [*other, *padded][:3]),
