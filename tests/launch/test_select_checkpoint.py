@@ -429,3 +429,25 @@ def test_a_region_without_scored_labels_is_reported(experiment: Experiment) -> N
     with pytest.raises(BadData, match="no scores"):
         selection_of(experiment, caller).update()
     assert not experiment.layout.best_checkpoint(STAGE).exists()
+
+
+def test_follow_goes_on_when_the_training_has_deleted_all_scored_checkpoints(
+    experiment: Experiment, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = experiment.layout.checkpoints(STAGE)
+
+    def delete(iteration: int, stage: str) -> None:
+        """What a training does that keeps few checkpoints."""
+        if stage == "evaluate" and iteration < 40:
+            shutil.rmtree(bundle_folder(checkpoints, iteration))
+
+    def train_on(_seconds: float) -> None:
+        """What the training does at the same time."""
+        leave_checkpoint(experiment, 40)
+        leave_manifest(experiment, STAGE)
+
+    caller = StandIn({10: 2.0, 20: 1.0, 30: 1.5, 40: 3.0}, before=delete)
+    assert selection_of(experiment, caller).follow(train_on) == 0
+    assert caller.checked == [10, 20, 30, 40]
+    assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 40
+    assert "no scored checkpoint is there" in caplog.text

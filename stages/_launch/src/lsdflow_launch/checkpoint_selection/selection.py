@@ -39,7 +39,7 @@ from lsdflow_contract.checkpoint import (
     read_bundle,
     write_best,
 )
-from lsdflow_contract.errors import BadData, BlocksFailed, MissingInput, OutputConflict, StageError
+from lsdflow_contract.errors import BadData, BlocksFailed, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import storage_errors, write_if_changed
 from lsdflow_contract.hashing import hash_of_file
@@ -137,7 +137,10 @@ class Selection:
         return self.folder / "merged" / "index.html"
 
     def follow(self, sleep: Callable[[float], object] = time.sleep) -> int:
-        """Repeat `update` until the training has finished, then once more. Returns and raises as `update`."""
+        """Repeat `update` until the training has finished, then once more. Returns and raises as `update`.
+
+        If the training has deleted every scored checkpoint before it has finished, only a warning is logged.
+        """
         with self._lock():
             while True:
                 # Read this first: the last checkpoint is written before the manifest.
@@ -183,7 +186,7 @@ class Selection:
             return code
         try:
             choose_by_voi(self.experiment, self.folder, self.rows())
-        except OutputConflict as error:
+        except MissingInput as error:
             if last:
                 raise
             LOG.warning("%s", error.what)
