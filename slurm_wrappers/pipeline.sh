@@ -83,7 +83,7 @@ choose_stages() {
   for stage in "${ALL_STAGES[@]}"; do
     if [[ $stage == "${first:-${wanted[0]}}" ]]; then inside=yes; fi
     if [[ -n $inside ]] && is_one_of "$stage" "${wanted[@]}"; then stages+=("$stage"); fi
-    if [[ $stage == "${last:-${wanted[-1]}}" ]]; then inside=''; fi
+    if [[ $stage == "${last:-${wanted[-1]}}" ]]; then break; fi
   done
   ((${#stages[@]})) || fail 2 'no stage to submit' '' "--from $first --to $last"
 }

@@ -316,3 +316,16 @@ def test_a_job_within_its_limits_or_of_unknown_limits_is_submitted(
 def test_the_chain_is_submitted_where_sinfo_does_not_answer(cluster: Cluster, experiment: Path, settings: Path) -> None:
     cluster.answer("sinfo", "", code=1)
     assert len(_pipeline(cluster, experiment, settings)) == 21
+
+
+def test_wrong_words_and_settings_of_another_experiment_are_refused(
+    cluster: Cluster, experiment: Path, settings: Path
+) -> None:
+    command = [WRAPPERS / "pipeline.sh", experiment, "--settings", settings]
+    for words in (["--form", "predict"], ["--from", "segment", "--to", "predict"], ["--to", "nothing"], ["second"]):
+        assert cluster.run([*command, *words]).returncode == 2, words
+    settings.write_text(settings.read_text() + "EXPERIMENT='/another'\n")
+    done = cluster.run([*command])
+    assert done.returncode == 78
+    assert "the settings are of another experiment" in done.stderr
+    assert cluster.calls("sbatch") == []
