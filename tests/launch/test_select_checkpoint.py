@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from lsdflow_contract.checkpoint import BUNDLE_JSON, WEIGHTS, Bundle, UNetSpec, bundle_folder, read_best
 from lsdflow_contract.errors import BadData, ConfigError, Interrupted, MissingInput, OutputConflict, StageError
@@ -19,8 +20,10 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import Manifest, Writer
+from lsdflow_launch.checkpoint_selection import selection as selection_module
 from lsdflow_launch.checkpoint_selection.region import base_text, find_region, region_of
 from lsdflow_launch.checkpoint_selection.selection import Selection, run_folder
+from lsdflow_launch.cli import app
 from lsdflow_launch.sweep.result import claimed
 
 STAGE = "train-acrlsd"
@@ -431,6 +434,39 @@ def test_a_region_without_scored_labels_is_reported(experiment: Experiment) -> N
     assert not experiment.layout.best_checkpoint(STAGE).exists()
 
 
+def test_a_score_of_earlier_weights_chooses_no_checkpoint_of_the_same_iteration(experiment: Experiment) -> None:
+    voi = {10: 1.0, 20: 2.0, 30: 3.0}
+    selection_of(experiment, StandIn(voi)).update()
+    folder = bundle_folder(experiment.layout.checkpoints(STAGE), 10)
+    shutil.rmtree(folder)
+    leave_checkpoint(experiment, 10, weights_sha256=hashlib.sha256(b"other").hexdigest())
+    (folder / WEIGHTS).write_bytes(b"other")
+    selection_of(experiment, caller := StandIn(voi), every=20).update()
+    assert caller.checked == [], "iteration 10 is not one of every 20"
+    assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 20
+
+
+def test_a_failed_run_of_a_checkpoint_that_is_not_asked_for_is_not_repeated(experiment: Experiment) -> None:
+    voi = {10: 2.0, 20: 1.0, 30: 1.5}
+    assert selection_of(experiment, StandIn(voi, codes={"segment": 79})).update() == 79
+    selection_of(experiment, caller := StandIn(voi), every=20).update()
+    assert {iteration for iteration, _ in caller.calls} == {20}
+
+
+def test_no_choice_is_an_error_when_all_scored_checkpoints_are_gone(experiment: Experiment) -> None:
+    voi = {10: 2.0, 20: 1.0, 30: 1.5}
+    checkpoints = experiment.layout.checkpoints(STAGE)
+
+    def delete(iteration: int, stage: str) -> None:
+        """What a training does that keeps few checkpoints."""
+        if stage == "evaluate":
+            shutil.rmtree(bundle_folder(checkpoints, iteration))
+
+    with pytest.raises(MissingInput, match="no scored checkpoint is there"):
+        selection_of(experiment, StandIn(voi, before=delete)).update()
+    assert not experiment.layout.best_checkpoint(STAGE).exists()
+
+
 def test_follow_goes_on_when_the_training_has_deleted_all_scored_checkpoints(
     experiment: Experiment, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -451,3 +487,94 @@ def test_follow_goes_on_when_the_training_has_deleted_all_scored_checkpoints(
     assert caller.checked == [10, 20, 30, 40]
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 40
     assert "no scored checkpoint is there" in caplog.text
+
+
+def test_follow_scores_a_checkpoint_that_the_training_ends_with_during_an_update(experiment: Experiment) -> None:
+    def end_training(iteration: int, stage: str) -> None:
+        """What the training does while the last run of an update is made."""
+        if (iteration, stage) == (30, "evaluate"):
+            leave_checkpoint(experiment, 40)
+            leave_manifest(experiment, STAGE)
+
+    caller = StandIn({10: 2.0, 20: 3.0, 30: 4.0, 40: 1.0}, before=end_training)
+    assert selection_of(experiment, caller).follow(lambda _seconds: None) == 0
+    assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 40
+
+
+def test_the_results_and_the_store_of_a_run_are_removed_as_well(experiment: Experiment) -> None:
+    def leave_arrays(iteration: int, stage: str) -> None:
+        """What the stages of a run leave beside its report."""
+        if iteration and stage == "evaluate":
+            layout = load_experiment(run_folder(selection.folder, iteration)).layout
+            for path in (layout.results, layout.luts, layout.store):
+                (path / "array").mkdir(parents=True, exist_ok=True)
+
+    caller = StandIn({10: 2.0, 20: 1.0, 30: 1.5}, before=leave_arrays)
+    selection = selection_of(experiment, caller)
+    assert selection.update() == 0
+    layout = load_experiment(run_folder(selection.folder, 10)).layout
+    assert [path.exists() for path in (layout.results, layout.luts, layout.store)] == [False, False, False]
+
+
+def test_scores_of_other_volumes_regions_and_modes_are_kept_apart(experiment: Experiment) -> None:
+    def folder_of(loaded: Experiment, volume: str = "a") -> Path:
+        return Selection(loaded, region_of(volume, FACTS)).folder
+
+    first = folder_of(experiment)
+    assert folder_of(load_experiment(experiment.path)) == first
+    other_mode = load_experiment(experiment.path, ["experiment.mode=mtlsd"])
+    shorter = Selection(experiment, region_of("a", {**FACTS, "held_out_sections": 7})).folder
+    found = [first, folder_of(experiment, "b"), folder_of(other_mode), shorter]
+    facts: dict[str, Any] = {"key": "k", "config": {}, "inputs": {}, "outputs": {}, "identity": "prepare-2"}
+    Manifest(writer=Writer.of("prepare"), **facts).write(experiment.layout)
+    assert len({*found, folder_of(experiment)}) == 5
+
+
+def test_the_region_of_huge_sections_is_one_section() -> None:
+    huge = region_of("a", {**FACTS, "labels_shape_vox": [80, 5000, 5000], "held_out_sections": 0})
+    assert huge.box == Box((89, 5, 0), (1, 5000, 5000))
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        ("evaluate", "regions", '"regions"'),
+        ("evaluate", "roi", '{ begin = "0 vox", shape = "9 vox" }'),
+        ("evaluate", "truth_dataset", '"labels"'),
+        ("segment", "truth_roi", '{ begin = "0 vox", shape = "9 vox" }'),
+        ("segment", "roi", '{ begin = "0 vox", shape = "9 vox" }'),
+        ("predict", "mask", '"mask.zarr"'),
+    ],
+)
+def test_a_region_or_file_of_the_target_is_not_in_the_base(
+    experiment: Experiment, table: str, key: str, value: str
+) -> None:
+    text = TABLES.replace(f"[{table}]\n", f"[{table}]\n{key} = {value}\n")
+    experiment.path.write_text(text)
+    bundle = leave_checkpoint(experiment, 40)
+    folder = experiment.layout.train_dir(STAGE).resolve() / "selection" / "settings" / "base"
+    folder.mkdir(parents=True)
+    (folder / "experiment.toml").write_text(base_text(load_experiment(experiment.path), REGION, bundle, folder))
+    assert key not in load_experiment(folder).tables[table]
+
+
+def test_the_options_of_the_command_reach_the_selection(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, str, int, bool]] = []
+
+    def note(verb: str) -> Callable[[Selection], int]:
+        def call(selection: Selection) -> int:
+            """Note with what the selection was made; 5 is an exit code of nothing else."""
+            made.append((verb, selection.region.volume, selection.every, selection.keep))
+            return 5
+
+        return call
+
+    monkeypatch.setattr(selection_module, "ask_stage", lambda *_: {"regions": {"a": FACTS, "b": FACTS}})
+    monkeypatch.setattr(Selection, "update", note("update"))
+    monkeypatch.setattr(Selection, "follow", note("follow"))
+    folder = str(experiment.path.parent)
+    for options in ((), ("--every", "20", "--volume", "b"), ("--follow", "--keep")):
+        assert CliRunner().invoke(app, ["select-checkpoint", folder, *options]).exit_code == 5
+    assert made == [("update", "a", 1, False), ("update", "b", 20, False), ("follow", "a", 1, True)]

@@ -157,3 +157,28 @@ def test_a_sweep_file_or_base_that_is_not_there_is_missing_input(tmp_path: Path)
     (tmp_path / "grid.toml").write_text(f'base = "nowhere"\n{GOOD}')
     with pytest.raises(MissingInput, match="no experiment file"):
         load_sweep(tmp_path / "grid.toml")
+
+
+def test_seeds_and_folds_are_averaged_and_the_split_has_the_order_of_the_axes(
+    sweep_file: Callable[[str], Path],
+) -> None:
+    text = "[axes]\n'segment.threshold' = [0.2]\n'experiment.seed' = [0, 1]\n"
+    text += "[axes.fold]\na = { 'prepare.target.raw' = 'a' }\n[split]\nby = ['fold', 'segment.threshold']\n"
+    sweep = load_sweep(sweep_file(text))
+    assert sweep.means_over == ("experiment.seed", "fold")
+    assert sweep.split_by == ("segment.threshold", "fold")
+
+
+def test_values_with_the_same_label_are_numbered(sweep_file: Callable[[str], Path]) -> None:
+    sweep = load_sweep(sweep_file("[axes]\n'agglomerate.merge_functions' = [['a', 'b'], ['a+b']]\n"))
+    assert [point.label for point in sweep.axes[0].points] == ["a+b (1)", "a+b (2)"]
+    assert len({tuple(run.at.values()) for run in sweep.runs}) == 2
+
+
+def test_all_problems_but_the_first_are_logged(
+    sweep_file: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caught = refused(sweep_file("[axes]\n'segment.thresholds_step' = [-1.0, -2.0]\n"))
+    assert "-1.0" in caught.message()
+    assert caplog.text.count("also: ") == 1
+    assert "-2.0" in caplog.text

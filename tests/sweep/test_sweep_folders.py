@@ -166,3 +166,24 @@ def test_the_file_of_a_run_keeps_every_value_of_the_base(sweep_file: Write, base
     found, wanted = (tomllib.loads((f / "experiment.toml").read_text()) for f in (made.run_folder(run), base))
     assert found["evaluate"] == wanted["evaluate"]
     assert {k: v for k, v in found["prepare"]["training"][0].items() if k != "raw"} == {"name": "cells"}
+
+
+def test_an_axis_of_stores_begins_where_the_first_of_them_is_written(sweep_file: Write, base: Path) -> None:
+    (base / "uri").write_text("mongodb://user:word@host/")
+    file = base / "experiment.toml"
+    file.write_text(f'{file.read_text()}[store]\nuri_file = "uri"\n')
+    _, made = prepared(sweep_file("[axes]\n'store.engine' = ['files', 'mongo']\n'segment.threshold' = [0.2, 0.4]\n"))
+    assert {run.nodes[0].stages for run in made.plan.runs} == {STAGES[:3]}
+    assert {stage for run in made.plan.runs for stage in run.nodes[-1].stages} == {*STAGES[4:]}
+
+
+def test_a_path_to_a_file_of_the_base_leads_there_from_every_run_also_if_it_is_gone(
+    sweep_file: Write, base: Path
+) -> None:
+    (base / "here.swc").touch()
+    text = (base / "experiment.toml").read_text() + '[evaluate]\nskeletons = "here.swc"\n'
+    (base / "experiment.toml").write_text(text + '[predict]\nmask = "../gone.zarr"\n')
+    _, made = prepared(sweep_file("[axes]\n'segment.threshold' = [0.2]\n"))
+    found = load_experiment(made.run_folder(made.plan.runs[0]))
+    assert found.resolve(found.tables["evaluate"]["skeletons"]) == base / "here.swc"
+    assert found.resolve(found.tables["predict"]["mask"]) == base.parent / "gone.zarr"

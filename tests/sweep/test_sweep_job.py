@@ -96,3 +96,21 @@ def test_the_modules_of_the_base_are_loaded_first_and_one_that_is_missing_ends_t
         assert job.returncode == code, job.stderr
     assert "module load missing failed" in job.stderr
     assert (tmp_path / "modules").read_text() == "load apptainer cuda\nload missing\n"
+
+
+def test_modules_are_loaded_for_a_named_command_too_and_one_that_cannot_be_executed_is_refused(
+    programs: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "grid" / "runs" / "threshold-0.2"
+    run.mkdir(parents=True)
+    (run / "experiment.toml").write_text('[cluster]\nmodules = "missing"\n')
+    environment = {**os.environ, "SLURM_JOB_ID": "7", "BASH_FUNC_module%%": "() { return 1; }"}
+    command = ["bash", str(SCRIPT), str(programs / "lsdflow"), str(tmp_path / "grid")]
+    job = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert job.returncode == 66
+    assert "module load missing failed" in job.stderr
+    (run / "experiment.toml").write_text("")
+    (programs / "lsdflow").chmod(0o644)
+    job = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert job.returncode == 66
+    assert "no command lsdflow on this node" in job.stderr

@@ -180,3 +180,34 @@ def test_status_and_merge_say_what_there_is_by_server_and_part(sweep: SweepFolde
     run(sweep, *range(1, 7))
     assert "6 of 6 runs done" in output_of(0, "merge", str(sweep.root))
     assert '"done": 6' in output_of(0, "status", str(sweep.root), "--json")
+
+
+def test_of_two_failures_of_a_run_the_last_counts(sweep: SweepFolder, sweep_file: Callable[[str], Path]) -> None:
+    other = write_folders(load_sweep(sweep_file(GRID)), sweep.root.with_name("second"))
+    for folder, code, started in ((sweep, 65, 100.0), (other, 66, 200.0)):
+        run(folder, 3, fails=lambda stage, _experiment, code=code: code if stage == "segment" else 0)
+        (outcome,) = folder.run_folder(folder.plan.runs[2]).glob("runs/segment/*/outcome.json")
+        write_json(outcome, {**read_json(outcome), "started": started})
+    for folders in ([sweep, other], [other, sweep]):
+        result = merged(folders).rows[2].result
+        assert result is not None
+        assert result.exit_code == 66
+
+
+def test_grids_of_as_many_runs_with_other_values_are_refused(
+    sweep: SweepFolder, sweep_file: Callable[[str], Path]
+) -> None:
+    other = load_sweep(sweep_file(GRID.replace("0.4", "0.5")))
+    with pytest.raises(ContractMismatch, match="different sweeps"):
+        merged([sweep, write_folders(other, sweep.root.with_name("second"))])
+
+
+def test_the_tables_say_why_a_run_failed_whatever_it_says(sweep: SweepFolder, tmp_path: Path) -> None:
+    run(sweep, 3, fails=seed_2_fails)
+    (outcome,) = sweep.run_folder(sweep.plan.runs[2]).glob("runs/segment/*/outcome.json")
+    write_json(outcome, {"exit_code": 65, "error": {"what": "<b> & <i>"}})
+    write_merged(merged([sweep]), tmp_path)
+    assert rows(tmp_path / "runs.csv")[2]["error"] == "<b> & <i>"
+    assert "<td>&lt;b&gt; &amp; &lt;i&gt;</td>" in (tmp_path / "index.html").read_text()
+    write_json(outcome, {"exit_code": 65})
+    assert "| failed | segment | exit code 65 |" in markdown(merged([sweep]))

@@ -244,3 +244,41 @@ def test_resources_of_a_stage_by_hand_are_not_those_of_a_chain(
     (submission,) = (experiment / "runs" / "submit").iterdir()
     assert "\n#SBATCH" in (WRAPPERS / "predict.sbatch").read_text()
     assert [name for name in STAGES if "\n#SBATCH" in (submission / f"{name}.sbatch").read_text()] == []
+
+
+def test_the_whole_container_of_an_array_is_bound_and_a_path_that_cannot_be_is_refused(
+    cluster: Cluster, spool: Path, experiment: Path, tmp_path: Path
+) -> None:
+    volume, colon = tmp_path / "volume.n5", tmp_path / "a:b"
+    (volume / "raw").mkdir(parents=True)
+    colon.mkdir()
+    (experiment / "experiment.toml").write_text(f'raw = "{volume}/raw"\n')
+    assert _run(cluster, spool, experiment).returncode == 0
+    assert f"{volume}:{volume}:ro" in _executed(cluster)
+    (experiment / "experiment.toml").write_text(f'raw = "{colon}"\n')
+    done = _run(cluster, spool, experiment)
+    assert done.returncode == 78
+    assert str(colon) in done.stderr
+
+
+def test_the_file_of_the_database_may_be_named_by_the_variable(
+    cluster: Cluster, spool: Path, experiment: Path, tmp_path: Path
+) -> None:
+    uri = tmp_path / "uri"
+    uri.touch()
+    assert _run(cluster, spool, experiment, MONGO_URI_FILE=str(uri)).returncode == 0
+    assert f"MONGO_URI_FILE={uri}" in _executed(cluster)
+
+
+def test_predict_without_gpus_has_a_worker_for_each_core_and_apptainer_serves_as_well(
+    cluster: Cluster, experiment: Path
+) -> None:
+    write_sif(experiment / "images", "predict")
+    program = cluster.folder / "bin" / "singularity"
+    script = program.read_text().replace("Path(sys.argv[0]).name", '"singularity"', 1)
+    program.with_name("apptainer").write_text(script)
+    program.with_name("apptainer").chmod(0o755)
+    program.unlink()
+    done = cluster.run(["bash", WRAPPERS / "predict.sbatch", experiment], **JOB)
+    assert done.returncode == 0, done.stderr
+    assert "compute.workers=3" in _executed(cluster)

@@ -318,6 +318,66 @@ def test_the_chain_is_submitted_where_sinfo_does_not_answer(cluster: Cluster, ex
     assert len(_pipeline(cluster, experiment, settings)) == 21
 
 
+# --- more workers, and what else is refused --------------------------------------------------------------------------
+@pytest.mark.parametrize(("answer", "code"), [("sbatch: error: invalid qos", 78), ("Unable to contact slurm", 69)])
+def test_workers_that_sbatch_refuses_leave_the_chain_in_the_queue(
+    cluster: Cluster, experiment: Path, settings: Path, answer: str, code: int
+) -> None:
+    _pipeline(cluster, experiment, settings, "--from", "watershed", "--to", "watershed")
+    cluster.answer("squeue", "RUNNING\n")
+    cluster.answer("sbatch", f"{answer}\n", code=1)
+    done = cluster.run([WRAPPERS / "pipeline.sh", experiment, "--scale", "watershed=3"])
+    assert done.returncode == code
+    assert answer in done.stderr
+    assert cluster.calls("scancel") == []
+
+
+def test_workers_are_refused_in_a_wrong_number_for_a_wrong_stage_and_above_the_limits(
+    cluster: Cluster, experiment: Path, settings: Path
+) -> None:
+    submitted = len(_pipeline(cluster, experiment, settings, "--from", "watershed", "--to", "watershed"))
+    cluster.answer("squeue", "RUNNING\n")
+    for words, code in (("prepare=2", 2), ("watershed=0", 78), ("watershed=1001", 78), ("watershed=x", 78)):
+        assert cluster.run([WRAPPERS / "pipeline.sh", experiment, "--scale", words]).returncode == code
+    cluster.answer("sinfo", "cpu*|0:10|64|256000\n")
+    done = cluster.run([WRAPPERS / "pipeline.sh", experiment, "--scale", "watershed=2"])
+    assert done.returncode == 78
+    assert "jobs that could never start" in done.stderr
+    assert len(cluster.calls("sbatch")) == submitted
+
+
+def test_workers_are_added_to_the_newest_submission(cluster: Cluster, experiment: Path, settings: Path) -> None:
+    _pipeline(cluster, experiment, settings, "--from", "watershed", "--to", "watershed")
+    older = experiment / "runs" / "submit" / "20000101T000000-1"
+    older.mkdir()
+    (older / "settings.env").write_text(settings.read_text())
+    (older / "jobs.tsv").write_text("watershed\tcoordinator\t1\tthen\n")
+    cluster.answer("squeue", "RUNNING\n")
+    assert cluster.run([WRAPPERS / "pipeline.sh", experiment, "--scale", "watershed=2"]).returncode == 0
+    assert _options(cluster.calls("sbatch")[-1], "dependency") == "after:101"
+
+
+def test_the_number_of_a_job_stands_after_warnings_and_before_the_cluster(
+    cluster: Cluster, experiment: Path, settings: Path
+) -> None:
+    cluster.answer("sbatch", "sbatch: warning: an old option\n7;lab\n")
+    _pipeline(cluster, experiment, settings, "--to", "prepare")
+    (submission,) = (experiment / "runs" / "submit").iterdir()
+    assert [line.split("\t")[2] for line in (submission / "jobs.tsv").read_text().splitlines()] == ["7", "7"]
+
+
+def test_every_job_has_the_options_of_the_site(cluster: Cluster, experiment: Path, settings: Path) -> None:
+    lines = ("ACCOUNT='lab'", "QOS='patient'", "SBATCH_OPTION='--exclusive'", "WARN_S='300'")
+    more = (*lines, "WATERSHED_WORKERS_AT_ONCE='4'")
+    settings.write_text(settings.read_text() + "".join(f"{line}\n" for line in more))
+    file = experiment / "experiment.toml"
+    calls = _pipeline(cluster, file, settings, "--from", "watershed", "--to", "watershed")
+    assert len(calls) == 3
+    for call in calls:
+        assert {"--account=lab", "--qos=patient", "--exclusive", "--signal=B:USR2@300"} <= set(call)
+    assert _options(calls[1], "array") == "0-7%4"
+
+
 def test_wrong_words_and_settings_of_another_experiment_are_refused(
     cluster: Cluster, experiment: Path, settings: Path
 ) -> None:

@@ -450,3 +450,38 @@ def test_an_interrupted_training_on_several_nodes_comes_back_as_one_job(cluster:
     cluster.answer("srun", code=75)
     assert _run(cluster, submission, "train-lsd", "run", SLURM_NNODES="2").returncode == 75
     assert cluster.calls("scontrol") == [["requeue", "104"]]
+
+
+def test_a_step_uses_the_named_interface_and_passes_on_the_memory_of_the_job(
+    cluster: Cluster, submission: Path
+) -> None:
+    _set(submission, "INTERFACE='ib0'")
+    cluster.answer("ip", "3: ib0    inet 10.9.8.7/16 brd 10.9.255.255 scope global ib0\n")
+    given = {"SLURM_MEM_PER_NODE": "8192", "SLURM_MEM_PER_CPU": "1024"}
+    assert _run(cluster, submission, "train-lsd", "step", **given).returncode == 0
+    wanted = {"GLOO_SOCKET_IFNAME=ib0", "NCCL_SOCKET_IFNAME=ib0", *(f"{k}={v}" for k, v in given.items())}
+    assert wanted <= set(_executed(cluster)[0])
+
+
+def test_the_steps_of_a_job_get_its_environment(cluster: Cluster, submission: Path) -> None:
+    script = cluster.folder / "bin" / "srun"
+    script.write_text('#!/bin/bash\necho "exported: $SLURM_EXPORT_ENV" >&2\n')
+    done = _run(cluster, submission, "train-lsd", "run", SLURM_NNODES="2", SLURM_EXPORT_ENV="NONE")
+    assert "exported: ALL" in done.stderr
+
+
+def test_the_settings_limit_the_restarts_and_without_a_job_nothing_is_requeued(
+    cluster: Cluster, submission: Path
+) -> None:
+    _exec_ends_with(cluster, 75)
+    _set(submission, "MAX_RESTARTS='1'")
+    assert _run(cluster, submission, "watershed", "coordinate", SLURM_RESTART_COUNT="1").returncode == 70
+    assert _run(cluster, submission, "watershed", "coordinate", SLURM_JOB_ID="").returncode == 75
+    assert cluster.calls("scontrol") == []
+
+
+def test_a_setting_with_a_control_character_is_refused(cluster: Cluster, submission: Path) -> None:
+    _set(submission, "SET='a\tb'")
+    done = _run(cluster, submission, "watershed", "coordinate")
+    assert done.returncode == 78
+    assert "a control character" in done.stderr
