@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from lsdflow_command.lock_file import Holder, LockFile
 from lsdflow_contract.checkpoint import BestCheckpoint, read_best, write_best
-from lsdflow_contract.errors import MissingInput, OutputConflict, StoreUnreachable
+from lsdflow_contract.errors import MissingInput, OutputConflict, StoreUnreachable, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
@@ -88,6 +88,15 @@ def test_use_names_the_stage_after_it_as_the_next_step(experiment: Experiment) -
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["next"] == f"lsdflow run {folder} --from agglomerate"
     assert "experiment.toml is not changed" in CliRunner().invoke(app, ["use", folder, "watershed", first.key]).stdout
+
+
+def test_use_of_an_unknown_stage_is_refused(experiment: Experiment) -> None:
+    folder = str(experiment.layout.root)
+    with pytest.raises(UsageError, match="no stage 'watersed'") as raised:
+        use(experiment.layout, "watersed", "abc")
+    assert "did you mean 'watershed'" in raised.value.fix
+    done = CliRunner().invoke(app, ["use", folder, "watersed", "abc"])
+    assert done.exit_code == 2
 
 
 def test_clean_drops_what_is_not_current_and_leaves_nothing_that_is_believed(experiment: Experiment) -> None:
@@ -214,12 +223,13 @@ def test_clean_keeps_the_lsd_network_of_the_current_network_and_an_unfinished_tr
     assert sorted(path.name for path in layout.results.glob("*/*")) == ["1aaaaaaa", "3bbbbbbb"]
 
 
-@pytest.mark.parametrize(("answer", "code"), [("", 75), ("n\n", 0), ("y\n", 0)])
+@pytest.mark.parametrize(("answer", "code"), [("", 2), ("n\n", 0), ("y\n", 0)])
 def test_clean_asks_first_and_without_an_answer_nothing_is_dropped(trained: Experiment, answer: str, code: int) -> None:
     before = len(results_of(trained.layout))
     done = CliRunner().invoke(app, ["clean", str(trained.layout.root)], input=answer)
     assert done.exit_code == code, done.output
     assert "drop 2 results" in done.output
+    assert ("use --yes" in done.output) == (code == 2)
     assert len(results_of(trained.layout)) == (before - 2 if answer == "y\n" else before)
 
 

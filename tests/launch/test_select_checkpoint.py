@@ -191,6 +191,21 @@ def test_the_region_comes_from_the_training(experiment: Experiment) -> None:
     with pytest.raises(StageError, match="prepare has not finished") as raised:
         find_region(experiment, None, ask)
     assert raised.value.exit_code == 66
+    answers["plan"] = {"nothing_to_do": "[predict] names a trained network"}
+    with pytest.raises(MissingInput, match="trains no network") as raised:
+        find_region(experiment, None, ask)
+    assert raised.value.found == "[predict] names a trained network"
+
+
+def test_a_checkpoint_whose_scores_are_lost_is_segmented_again(experiment: Experiment) -> None:
+    stages = StandIn({10: 2.0, 20: 1.0, 30: 3.0})
+    selection = selection_of(experiment, stages)
+    assert selection.update() == 0
+    (run_folder(selection.folder, 20) / "report" / "scores.json").unlink()
+    assert selection.update() == 0
+    assert stages.checked == [10, 20, 30, 20]
+    assert [row["voi"] for row in table_of(selection)] == ["2.0", "1.0", "3.0"]
+    assert "held out: a" in selection.table.read_text()
 
 
 def test_the_base_has_the_post_processing_of_the_experiment_but_nothing_of_its_target(

@@ -107,6 +107,15 @@ def test_a_value_that_a_stage_refuses_is_reported_with_the_point_of_the_grid(
     assert not path.with_suffix("").exists()
 
 
+def test_a_misspelt_metric_is_reported_before_anything_runs(
+    sweep_file: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    for metric, warnings in (("vio", 1), ("voi_split", 0), ("number_of_segments", 0)):
+        caplog.clear()
+        require_valid(load_sweep(sweep_file(f"metric = '{metric}'\n[axes]\n'segment.threshold' = [0.2]\n")), ask_here)
+        assert sum("did you mean 'voi'?" in record.message for record in caplog.records) == warnings
+
+
 def refused(path: Path) -> StageError:
     with pytest.raises(StageError) as caught:
         require_valid(load_sweep(path), ask_here)

@@ -58,6 +58,15 @@ def test_a_sweep_gives_each_run_what_the_experiment_alone_gives(
     assert called == ["prepare", "segment", "evaluate", "segment", "evaluate"]
     assert "to be made: nothing" in sweep(0, "plan", file)
 
+    one = folder / "runs" / "threshold-0.2"
+    linked = (one / "manifests" / "prepare.json").resolve()
+    prepare = load_stage("prepare")
+    assert prepare.verify(load_experiment(one))["verified"]
+    assert prepare.repair(load_experiment(one))["broken"] == 0
+    prepare.run(load_experiment(one))
+    assert (one / "manifests" / "prepare.json").resolve() == linked == base.resolve() / "manifests" / "prepare.json"
+    assert "wrote 2 runs" in sweep(0, "prepare", file)
+
     shutil.copytree(base, tmp_path / "alone")
     alone = load_experiment(tmp_path / "alone", ["segment.threshold=0.4"])
     make_here(alone, "segment", "evaluate")

@@ -208,6 +208,38 @@ def test_a_copy_of_the_same_bytes_is_the_same_source(
     Prepare().run(loaded)
 
 
+def test_sources_that_moved_to_another_folder_are_the_same_sources(
+    tmp_path: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = prepared(zarr_of(2), tmp_path, experiment)
+    before = loaded.layout.manifest("prepare").read_bytes()
+    tables = dict(loaded.tables["prepare"]["training"][0])
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for key in ("raw", "labels"):
+        tables[key] = str(shutil.move(tables[key], moved / Path(tables[key]).name))
+    after = experiment(**{key: value for key, value in tables.items() if key != "name"})
+    monkeypatch.setattr(volume_passes, "make_block", lambda *_: pytest.fail("the sources were read again"))
+    assert Prepare().verify(after)["verified"]
+    Prepare().run(after)
+    assert Prepare().repair(after)["broken"] == 0
+    assert loaded.layout.manifest("prepare").read_bytes() == before
+
+
+def test_other_voxels_at_another_path_are_another_volume(tmp_path: Path, experiment: Make) -> None:
+    loaded = prepared(zarr_of(2), tmp_path, experiment)
+    first = read_manifest(loaded.layout, "prepare")
+    tables = dict(loaded.tables["prepare"]["training"][0])
+    (tmp_path / "other").mkdir()
+    tables |= zarr_of(2)(tmp_path / "other", "labels", one_voxel_changed(IDS))
+    after = experiment(**{key: value for key, value in tables.items() if key != "name"})
+    with pytest.raises(BadData, match="a source of training/a is not what it was"):
+        Prepare().repair(after)
+    Prepare().run(after)
+    np.testing.assert_array_equal(made(after, LABELS.dataset), one_voxel_changed(IDS))
+    assert read_manifest(after.layout, "prepare").identity != first.identity
+
+
 def test_what_an_earlier_contract_prepared_is_recognised_by_its_voxels(tmp_path: Path, experiment: Make) -> None:
     loaded = prepared(zarr_of(2), tmp_path, experiment)
     before = loaded.layout.manifest("prepare").read_bytes()

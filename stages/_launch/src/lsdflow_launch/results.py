@@ -13,6 +13,7 @@ remains without its data.
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_command.lock_file import LockFile
 from lsdflow_contract.errors import MissingInput, OutputConflict, StageError, UsageError
-from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
@@ -148,8 +149,11 @@ def use(layout: ExperimentLayout, stage: str, key: str) -> Manifest:
     """Make the finished result of `key` (or of its beginning) the current one of the stage.
 
     With an affinity network, the LSD network that it was trained with also becomes current.
-    Raises MissingInput (66) if there is none or it is not finished, UsageError (2) if several match.
+    Raises MissingInput (66) if there is none or it is not finished, UsageError (2) for an unknown stage or if several
+    match.
     """
+    if stage not in STAGES:
+        raise UsageError(f"no stage {stage!r}", wanted=", ".join(STAGES), fix=did_you_mean(stage, STAGES))
     found = [result for result in results_of(layout) if result.stage == stage and result.key.startswith(key)]
     if len(found) > 1:
         raise UsageError("several results begin so", found=", ".join(r.key for r in found), fix="give the whole key")
@@ -297,13 +301,24 @@ def add_result_verbs(app: typer.Typer) -> None:
             for line in (result.line(time.time()) for result in dropped):
                 typer.echo(line, err=True)
             total = sum(result.size_bytes for result in dropped)
-            if dropped and (yes or typer.confirm(f"drop {_count(dropped)} ({size(total)})?", err=True)):
+            if dropped and (yes or _confirmed(f"drop {_count(dropped)} ({size(total)})?")):
                 drop(experiment, dropped)
             else:
                 dropped = []
             print_answer(
                 {**_facts_of(dropped), "bytes": total if dropped else 0}, f"{_count(dropped)} dropped", as_json
             )
+
+
+def _confirmed(question: str) -> bool:
+    """Return the user's answer. UsageError (2) if standard input ends without one."""
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort as error:
+        if sys.stdin.isatty():  # Ctrl-C
+            raise
+        typer.echo(err=True)
+        raise UsageError("no answer, so nothing was dropped", fix="answer y or n, or use --yes") from error
 
 
 def _count(found: Sequence[Result]) -> str:

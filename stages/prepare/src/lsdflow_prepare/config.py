@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -10,6 +11,8 @@ from lsdflow_contract.geometry import Lengths
 from lsdflow_contract.model import StrictModel
 
 PROBABILITY_TOLERANCE = 1e-6
+# Keys of a volume that hold paths. What they name is an input, which is recognised by its files.
+PATHS = {"raw", "labels", "truth", "mask"}
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
@@ -141,6 +144,13 @@ class PrepareConfig(StrictModel):
         """All volumes with their names: the training volumes in their order, then the target."""
         training = [(volume.name, volume) for volume in self.training]
         return [*training, *([] if self.target is None else [("target", self.target)])]
+
+
+def without_paths(dumped: Any) -> Any:
+    """A dumped table without the paths of its volumes: two tables may name the same files differently."""
+    if isinstance(dumped, Mapping):
+        return {key: without_paths(value) for key, value in dumped.items() if key not in PATHS}
+    return [without_paths(value) for value in dumped] if isinstance(dumped, list) else dumped
 
 
 def _check_probabilities(given: list[float | None]) -> None:

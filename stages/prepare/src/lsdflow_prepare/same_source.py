@@ -1,6 +1,7 @@
 """Checks whether the sources of a volume are the same as when it was prepared.
 
-1. If the files have the recorded names, sizes and modification times, they are the same, and nothing is read.
+1. If the files have the recorded names, sizes and modification times, they are the same, and nothing is read. Their
+   folder may have moved: the paths in the experiment file do not count.
 2. Otherwise the voxels decide. They are read again, block by block, and compared with the checksums in the done marks.
    A copy of the same voxels is the same input, and its state is recorded for the next time. A changed voxel makes
    another input, and so a new volume next to the earlier one.
@@ -25,6 +26,7 @@ from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_prepare import volume_passes
+from lsdflow_prepare.config import without_paths
 from lsdflow_prepare.inputs import VolumeInputs
 from lsdflow_prepare.journal import adopt_journal, is_whole
 from lsdflow_prepare.volume_passes import STAGE, VolumePass, parameters_of, passes_of, provenance_of
@@ -46,14 +48,18 @@ def recognised(
 ) -> list[VolumePass]:
     """`passes`, or those of an earlier volume that was prepared with the same settings from the same voxels.
 
-    compare: whether voxels are compared; if not, an earlier volume with the same settings counts as the same.
+    compare: whether voxels are compared; if not, an earlier volume with the same settings and paths counts as the same.
     Raises BadData (65) if a source cannot be read.
     """
     if provenance_of(passes[0].container, inputs.output_geometry).get("key") == passes[0].volume_key:
         return passes
     made = [_of_same_settings(experiment, inputs, place) for place in containers(experiment.layout, inputs.label)]
     earlier = [known for known in made if known and _has_same_forms(inputs, known)]
-    unread = [known for known in earlier if not compare or _noted(known).get("sources") == inputs.states]
+    unread = [
+        known
+        for known in earlier
+        if _noted(known).get("sources") == inputs.states or (not compare and _has_same_paths(inputs, known))
+    ]
     if unread:
         return unread[0]
     changed = []
@@ -68,15 +74,20 @@ def recognised(
 
 
 def remember(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> None:
-    """Record the state of the sources of this volume."""
-    write_sealed(_path(passes), {"key": passes[0].volume_key, "sources": inputs.states})
+    """Record the state of the sources of this volume, unless it is recorded: the volume may belong to others."""
+    if _noted(passes).get("sources") != inputs.states:
+        write_sealed(_path(passes), {"key": passes[0].volume_key, "sources": inputs.states})
 
 
 def _of_same_settings(experiment: Experiment, inputs: VolumeInputs, container: Path) -> list[VolumePass]:
     """The passes of the volume when it was prepared; empty if the settings or the set of sources differ."""
     found = provenance_of(container, inputs.output_geometry)
-    settings, sources = found.get("parameters"), found.get("inputs")
-    if settings != parameters_of(inputs) or not isinstance(sources, Mapping) or set(sources) != set(inputs.states):
+    settings, sources = without_paths(found.get("parameters")), found.get("inputs")
+    if (
+        settings != without_paths(parameters_of(inputs))
+        or not isinstance(sources, Mapping)
+        or set(sources) != set(inputs.states)
+    ):
         return []
     return passes_of(experiment, inputs, container, str(found.get("key", "")), sources)
 
@@ -100,6 +111,12 @@ def _difference(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> str:
 def _source_of(inputs: VolumeInputs, dataset: str) -> str:
     name = {RAW.dataset: "raw", LABELS.dataset: "labels", MASK.dataset: "mask"}[dataset]
     return (inputs.sources.get(name) or inputs.sources["labels"]).where
+
+
+def _has_same_paths(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> bool:
+    """True if the experiment file named the sources by the same paths when they were prepared."""
+    found = provenance_of(passes[0].container, inputs.output_geometry)
+    return found.get("parameters") == parameters_of(inputs)
 
 
 def _has_same_forms(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> bool:

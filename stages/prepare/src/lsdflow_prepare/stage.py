@@ -15,8 +15,8 @@ from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, Out
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import Manifest, current_key, read_kept_manifest, read_manifest, remove_manifest
-from lsdflow_prepare.config import PrepareConfig
+from lsdflow_contract.manifest import Manifest, read_kept_manifest, read_manifest, remove_manifest
+from lsdflow_prepare.config import PrepareConfig, without_paths
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
 from lsdflow_prepare.journal import adopt_journal, remove_unfinished_arrays
@@ -216,13 +216,27 @@ def _finish(
 def _leave_manifest(layout: ExperimentLayout, manifest: Manifest) -> None:
     """Make this manifest current; if an earlier run has the same result, its manifest is kept, with its run time."""
     with suppress(MissingInput, BadData):
+        if _is_same_result(read_manifest(layout, STAGE), manifest):
+            return
+    with suppress(MissingInput, BadData):
         found = read_kept_manifest(layout, STAGE, manifest.key)
-        if (found.identity, found.outputs) == (manifest.identity, manifest.outputs):
-            if current_key(layout, STAGE) != found.key:
-                found.write(layout)
+        if _is_same_result(found, manifest):
+            found.write(layout)
             return
     layout.result(STAGE, manifest.key).mkdir(parents=True, exist_ok=True)
     manifest.finish(layout)
+
+
+def _is_same_result(found: Manifest, made: Manifest) -> bool:
+    """True for the same volumes from the same sources, which may have other paths in the experiment file."""
+    volumes = [
+        {v: facts.get("identity") for v, facts in manifest.facts["volumes"].items()} for manifest in (found, made)
+    ]
+    return (
+        volumes[0] == volumes[1]
+        and (found.inputs, found.outputs) == (made.inputs, made.outputs)
+        and without_paths(found.config) == without_paths(made.config)
+    )
 
 
 @contextmanager
@@ -301,7 +315,7 @@ def _verified(label: str, passes: list[VolumePass]) -> int:
 
 def _require_same_settings(table: PrepareConfig, manifest: Manifest, label: str, passes: list[VolumePass]) -> None:
     """Raise OutputConflict (73) if the table has changed, BadData (65) if the sources of the volume have changed."""
-    if manifest.config != table.model_dump(mode="json"):
+    if without_paths(manifest.config) != without_paths(table.model_dump(mode="json")):
         raise OutputConflict(
             "the volumes were made with other parameters",
             where=passes[0].container,

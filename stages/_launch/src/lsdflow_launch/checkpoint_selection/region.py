@@ -76,12 +76,19 @@ class Region:
 def find_region(experiment: Experiment, volume: str | None, ask: Ask) -> Region:
     """Return the region to segment; `volume` None: the first training volume.
 
-    Raises ConfigError for a volume that is not used for training, BadData if it has no labels, and the errors that
-    train-acrlsd reports for the experiment.
+    Raises MissingInput (66) if the experiment trains no network, ConfigError for a volume that is not used for
+    training, BadData if it has no labels, and the errors that train-acrlsd reports for the experiment.
     """
     answer = ask(STAGE, stage_arguments("plan", experiment))
     if "exit_code" in answer:
         raise error_of(answer)
+    if "nothing_to_do" in answer:
+        raise MissingInput(
+            "this experiment trains no network, so it has no checkpoints to compare",
+            where=experiment.path,
+            found=answer["nothing_to_do"],
+            fix="name the experiment that trained the network",
+        )
     regions: Mapping[str, Any] = answer["regions"]
     name = next(iter(regions)) if volume is None else volume
     if name not in regions:

@@ -45,6 +45,7 @@ from lsdflow_contract.files import storage_errors, write_if_changed
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_launch.chain import LAST
 from lsdflow_launch.checkpoint_selection.region import (
     STAGE,
     Region,
@@ -60,6 +61,7 @@ from lsdflow_launch.sweep.file import Sweep
 from lsdflow_launch.sweep.folder import RUNS, SweepFolder, open_sweep, write_folders
 from lsdflow_launch.sweep.grid import Axis, Point
 from lsdflow_launch.sweep.merge import Row, merged
+from lsdflow_launch.sweep.result import scores_of
 from lsdflow_launch.sweep.run import Outcome, SweepRunner, exit_code_of
 from lsdflow_launch.sweep.table import write_merged
 
@@ -180,7 +182,8 @@ class Selection:
         with self._arrays_removed(sweep):
             outcomes = SweepRunner(sweep, self.caller).run_all(missing)
         found = merged([sweep])
-        write_merged(found, self.table.parent)
+        name = self.experiment.common.name
+        write_merged(found, self.table.parent, f"Checkpoints of {name} (region {self.region.words})")
         _require_scores(found.rows, self.region)
         if code := self._exit_code(outcomes, found.rows):
             return code
@@ -198,7 +201,7 @@ class Selection:
         if not (base / "experiment.toml").exists():
             text = base_text(self.experiment, self.region, next(iter(bundles.values())), base)
             write_if_changed(base / "experiment.toml", text.encode())
-        self._remove_runs_of_other_weights(bundles)
+        self._remove_outdated_runs(bundles)
         points = {int(point.label): point for point in self._earlier_points(base)}
         for iteration, bundle in bundles.items():
             networks = networks_of(self.experiment, bundle)
@@ -225,12 +228,12 @@ class Selection:
             points.append(Point(str(int(Path(networks["checkpoint"]).name)), paths))
         return points
 
-    def _remove_runs_of_other_weights(self, bundles: Mapping[int, Bundle]) -> None:
-        """Remove the run of an iteration that was trained again since, with other weights."""
+    def _remove_outdated_runs(self, bundles: Mapping[int, Bundle]) -> None:
+        """Remove the run of an iteration that was trained again since, or whose scores are lost, like its arrays."""
         for iteration, bundle in bundles.items():
             run = run_folder(self.folder, iteration)
             weights = weights_of(run)
-            if weights and weights != bundle.weights_sha256:
+            if weights and (weights != bundle.weights_sha256 or _has_lost_scores(run)):
                 with storage_errors(run):
                     shutil.rmtree(run)
 
@@ -327,6 +330,16 @@ def weights_of(run: Path) -> str:
     """Return the sha256 of the weights that a run predicted with; "" if it has not predicted yet."""
     layout = ExperimentLayout(run)
     return read_manifest(layout, "predict").inputs["network"] if layout.manifest("predict").exists() else ""
+
+
+def _has_lost_scores(run: Path) -> bool:
+    layout = ExperimentLayout(run)
+    try:
+        if layout.manifest(LAST).exists():
+            scores_of(layout)
+    except (MissingInput, BadData):
+        return True
+    return False
 
 
 def _iteration(row: Row) -> int:

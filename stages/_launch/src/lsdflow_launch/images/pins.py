@@ -74,7 +74,11 @@ def read_pins(path: Path) -> dict[str, Pin]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise MissingInput("no pinned images", where=path, fix="lsdflow init writes it; or copy another one") from error
+        raise MissingInput(
+            "no pinned images",
+            where=path.resolve(),
+            fix="copy the images.env of another experiment; lsdflow init writes one",
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError("not a text file", where=path, found=error) from error
     pins: dict[str, Pin] = {}

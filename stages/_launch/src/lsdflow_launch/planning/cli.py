@@ -70,7 +70,7 @@ def add_plan_verb(app: typer.Typer) -> None:
         volume_shape: Annotated[
             str, typer.Option(help="plan for a target of this shape instead: voxels z,y,x, such as 10000,10000,10000")
         ] = "",
-        workers: Annotated[int, typer.Option(min=0, help="workers of every stage (default: as configured)")] = 0,
+        workers: Annotated[int, typer.Option(min=0, help="workers of every stage; 0: as configured")] = 0,
         backend: Annotated[
             str, typer.Option(help="local or slurm (default: slurm if experiment.toml has a cluster table)")
         ] = "",

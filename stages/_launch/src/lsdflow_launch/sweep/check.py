@@ -21,6 +21,7 @@ from lsdflow_contract.experiment import (
     StoreTable,
     did_you_mean,
     load_experiment,
+    nearest,
 )
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.model import StrictModel
@@ -32,6 +33,7 @@ from lsdflow_launch.sweep.experiments import experiment_text_of
 from lsdflow_launch.sweep.file import TABLES, Sweep
 from lsdflow_launch.sweep.folder import planned_runs
 from lsdflow_launch.sweep.grid import Run
+from lsdflow_launch.sweep.merge import FIRST_METRICS
 
 LOG = logging.getLogger("lsdflow.sweep")
 _MODELS: dict[str, type[StrictModel]] = {
@@ -51,6 +53,8 @@ def require_valid(sweep: Sweep, ask: Ask) -> None:
     keys = list(dict.fromkeys(key for axis in sweep.axes for key in axis.keys))
     tables = list(dict.fromkeys(_table_of(key, sweep.path) for key in keys))
     _refuse_axes_without_effect(sweep, keys)
+    if sweep.metric not in FIRST_METRICS and (fix := nearest(sweep.metric, FIRST_METRICS)):
+        LOG.warning("warning: %s: metric = %r; %s", sweep.path, sweep.metric, fix)
     schemas = {t: _MODELS[t].model_json_schema(by_alias=True) if t in _MODELS else ask(t, ["schema"]) for t in tables}
     for key in keys:
         _require_key(key, schemas, sweep.path)

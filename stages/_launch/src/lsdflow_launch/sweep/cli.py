@@ -179,7 +179,7 @@ def merge(
     """Write one table of all runs, one of their means, and a plot; the exit code is 79 while runs are missing."""
     with exit_codes(debug, as_json):
         found = merged([open_sweep(folder) for folder in folders])
-        written = write_merged(found, out or folders[0] / "merged")
+        written = write_merged(found, out or folders[0] / "merged", f"Sweep {folders[0].resolve().name}")
         paths = [str(path) for path in written]
         facts = {"runs": len(found.rows), **found.counts, "wrote": paths}
         print_answer(facts, f"{summary(found)}\nwrote {', '.join(paths)}", as_json)

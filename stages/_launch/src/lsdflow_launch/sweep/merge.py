@@ -67,6 +67,12 @@ class Mean:
             return "complete" if self.done == len(self.rows) else "partial"
         return "failed" if any(row.status == "failed" for row in self.rows) else "missing"
 
+    @property
+    def seconds(self) -> float | None:
+        """The mean run time of the done runs, all stages together; None if there are none."""
+        values = [sum(row.result.seconds.values()) for row in self.rows if row.status == "done" and row.result]
+        return statistics.fmean(values) if values else None
+
     def mean(self, metric: str) -> float | None:
         """Return the arithmetic mean over the done runs that have the score; None if there are none."""
         values = self._values(metric)
@@ -93,6 +99,11 @@ class Merged:
         """The number of runs by status."""
         found = [row.status for row in self.rows]
         return {status: found.count(status) for status in ("done", "failed", "running", "missing")}
+
+    @property
+    def without_metric(self) -> int:
+        """The number of runs that are done and do not have the score that the sweep compares."""
+        return sum(row.status == "done" and self.plan.metric not in row.scores for row in self.rows)
 
     @property
     def metrics(self) -> list[str]:

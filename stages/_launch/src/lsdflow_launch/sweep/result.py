@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lsdflow_command.lock_file import EXPIRY_SECONDS, Holder, LockFile
-from lsdflow_contract.errors import OutputConflict
+from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
@@ -62,7 +62,10 @@ def _refusal(claim: LockFile, found: Holder, age_s: float) -> OutputConflict:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended; error: what the failed stage reported; scores: the numbers of report/scores.json."""
+    """How a run ended; error: what the failed stage reported; scores: the numbers of report/scores.json.
+
+    report: its page, which exists if the run is done.
+    """
 
     status: Literal["done", "failed"]
     exit_code: int = 0
@@ -70,6 +73,7 @@ class RunResult:
     error: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    report: Path | None = None
     host: str = ""
     started: float = 0.0
 
@@ -77,15 +81,19 @@ class RunResult:
 def result_of(sweep: SweepFolder, run: PlannedRun) -> RunResult | None:
     """Return how a run ended; None if it was not begun, was stopped by the user, or is running.
 
-    A run is done once its last stage has finished; the shared stages were finished before it began. Raises BadData (65)
-    for a damaged manifest or scores, ContractMismatch (76).
+    A run is done once its last stage has finished; the shared stages were finished before it began. It has failed if
+    its scores or a manifest are lost or damaged since. Raises ContractMismatch (76).
     """
     folder = sweep.run_folder(run)
     layout = ExperimentLayout(folder)
     if layout.manifest(LAST).exists():
-        last = _outcome(load_experiment(folder), LAST)
-        seconds = {s: _seconds(layout, s) for s in STAGES if layout.manifest(s).exists()}
-        return RunResult("done", scores=_scores(layout), seconds=seconds, **_where(last))
+        last = _where(_outcome(load_experiment(folder), LAST))
+        try:
+            seconds = {s: _seconds(layout, s) for s in STAGES if layout.manifest(s).exists()}
+            page = layout.report / "index.html"
+            return RunResult("done", scores=scores_of(layout), seconds=seconds, report=page, **last)
+        except (BadData, MissingInput) as error:
+            return RunResult("failed", error.exit_code, LAST, error=error.as_dict(), **last)
     for node in run.nodes:
         # A sweep that is not prepared has no folders, and a copy of its folders may have no base.
         if ExperimentLayout(sweep.folder(node)).experiment_toml.exists():
@@ -122,7 +130,7 @@ def _seconds(layout: ExperimentLayout, stage: str) -> float:
     return float(read_manifest(layout, stage).facts.get("seconds", 0.0))
 
 
-def _scores(layout: ExperimentLayout) -> dict[str, float]:
-    path = layout.report / "scores.json"
-    found = read_sealed(path, "run: evaluate run") if path.exists() else {}
+def scores_of(layout: ExperimentLayout) -> dict[str, float]:
+    """Return the numbers of report/scores.json. MissingInput (66) or BadData (65) if it is lost or damaged."""
+    found = read_sealed(layout.report / "scores.json", f"evaluate run --experiment {layout.root}")
     return {k: float(v) for k, v in found.items() if isinstance(v, int | float) and not isinstance(v, bool)}

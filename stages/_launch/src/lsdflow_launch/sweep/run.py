@@ -16,7 +16,7 @@ from typing import Literal
 
 from lsdflow_contract.errors import BlocksFailed, Interrupted, OutputConflict, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_experiment
-from lsdflow_launch.chain import STOPPED, Chain
+from lsdflow_launch.chain import LAST, STOPPED, Chain
 from lsdflow_launch.commands import Call, run_stage
 from lsdflow_launch.images.container import ContainerOptions, Containers, sif_folder
 from lsdflow_launch.sweep.experiments import link_stages
@@ -113,7 +113,9 @@ class SweepRunner:
 
     def _make(self, experiment: Experiment, node: PlannedNode) -> Failure:
         """Run a folder's own stages. Raises Interrupted (75) if one was stopped."""
-        failure = Chain(experiment, open_stages(experiment, node), caller=self.caller).first_failure()
+        # If all stages have finished, the scores are lost or damaged: the last stage writes them again.
+        stages = open_stages(experiment, node) or (LAST,)
+        failure = Chain(experiment, stages, caller=self.caller).first_failure()
         if failure[1] in STOPPED:
             raise Interrupted("the sweep was stopped", where=experiment.path.parent, fix="run it again to resume")
         return failure

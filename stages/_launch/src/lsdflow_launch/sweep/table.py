@@ -9,20 +9,31 @@ import csv
 import html
 import io
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote
 
 from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.files import write_if_changed
 from lsdflow_launch.sweep.merge import FIRST_METRICS, Mean, Merged, Row
 
-LISTED_METRICS = FIRST_METRICS[:4]
+LISTED_METRICS = (*FIRST_METRICS[:4], "threshold")
+# Headings of the scores in tables; VOI is in bits.
+HEADINGS = {
+    "voi": "VOI [bits]",
+    "voi_split": "VOI split [bits]",
+    "voi_merge": "VOI merge [bits]",
+    "adapted_rand_error": "adapted Rand error",
+}
+SECONDS = "seconds of all stages"
+STATES = "State: complete, partial, failed or missing = all, some or none of the runs of a line are done."
 _STYLE = (
-    "body{font:15px/1.5 sans-serif;margin:2em auto;max-width:60em;color:#222}table{border-collapse:collapse}"
-    "td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:left}.partial,.failed,.missing{color:#b00}"
-    "svg{max-width:100%}"
+    "body{font:15px/1.5 sans-serif;margin:2em auto;padding:0 1em;max-width:64em;color:#222}.wide{overflow-x:auto}"
+    "table{border-collapse:collapse}td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:left}"
+    "td{white-space:nowrap}.partial,.failed,.missing{color:#b00}.best{font-weight:bold;background:#eef6ee}"
+    "svg{max-width:100%;min-width:36em}"
 )
 Cells = list[str]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 800, 380, 64, 260, 30, 56
@@ -30,18 +41,18 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 800, 380, 64, 260, 30, 56
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 LOGARITHMIC_FROM = 100.0
 LONGEST_LABEL = 34
-TICKS = 5
+TICKS = 4
 
 
-def write_merged(merged: Merged, folder: Path) -> list[Path]:
+def write_merged(merged: Merged, folder: Path, title: str = "Sweep") -> list[Path]:
     """Write runs.csv, means.csv, table.md, plot.svg and index.html; return their paths."""
     plot = plot_svg(merged)
     texts = {
         "runs.csv": _csv(_run_columns(merged), [_run_cells(row, merged) for row in merged.rows]),
         "means.csv": _csv(_exact_columns(merged), [_exact_cells(mean, merged) for mean in merged.means]),
-        "table.md": markdown(merged),
+        "table.md": markdown(merged, title),
         "plot.svg": plot,
-        "index.html": _page(merged, plot),
+        "index.html": _page(merged, plot, title, folder),
     }
     for name, text in texts.items():
         write_if_changed(folder / name, text.encode())
@@ -53,6 +64,8 @@ def summary(merged: Merged) -> str:
     counts = merged.counts
     parts = [f"{counts.pop('done')} of {len(merged.rows)} runs done"]
     parts += [f"{count} {status}" for status, count in counts.items() if count]
+    if merged.without_metric:
+        parts.append(f"{merged.without_metric} without {merged.plan.metric}")
     best = merged.best
     if best is not None:
         at = ", ".join(f"{axis} = {label}" for axis, label in best.at.items())
@@ -60,10 +73,10 @@ def summary(merged: Merged) -> str:
     return ", ".join(parts)
 
 
-def markdown(merged: Merged) -> str:
+def markdown(merged: Merged, title: str = "Sweep") -> str:
     """Return the means as a table, and below it every run that is not done, with the reason."""
-    head, rows = _mean_columns(merged, LISTED_METRICS), _all_means(merged, LISTED_METRICS)
-    lines = [f"# Sweep: {summary(merged)}", "", *_markdown_table(head, rows)]
+    head, rows = _mean_columns(merged), [_mean_cells(mean) for mean in merged.means]
+    lines = [f"# {title}: {summary(merged)}", "", *_markdown_table(head, rows)]
     if merged.plan.means_over:
         lines += ["", f"Means over {', '.join(merged.plan.means_over)}; ± is the standard deviation over runs."]
     if open_ := [_open_cells(row) for row in merged.rows if row.status != "done"]:
@@ -71,14 +84,31 @@ def markdown(merged: Merged) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _page(merged: Merged, plot: str) -> str:
-    head, rows = _mean_columns(merged, LISTED_METRICS), _all_means(merged, LISTED_METRICS)
+def _page(merged: Merged, plot: str, title: str, folder: Path) -> str:
+    rows = [_html_row(mean, merged, folder) for mean in merged.means]
     open_ = [_open_cells(row) for row in merged.rows if row.status != "done"]
     below = f"<h2>Not done</h2>{_html_table(['run', 'status', 'stage', 'why'], open_)}" if open_ else ""
+    name = HEADINGS.get(merged.plan.metric, merged.plan.metric)
+    notes = [f"The lowest {name} is the best; its line is marked.", STATES]
+    if merged.plan.means_over:
+        notes.append(f"Means over {', '.join(merged.plan.means_over)}; ± is the standard deviation over runs.")
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Sweep</title><style>{_STYLE}</style>'
-        f"<h1>Sweep</h1><p>{html.escape(summary(merged))}</p>{plot}{_html_table(head, rows)}{below}</html>\n"
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>"
+        f'<p>{html.escape(summary(merged))}</p><div class="wide">{plot}</div><div class="wide"><table>'
+        f"{_html_line(_mean_columns(merged), 'th')}{''.join(rows)}</table></div>"
+        f"<p>{html.escape(' '.join(notes))}</p>{below}</html>\n"
     )
+
+
+def _html_row(mean: Mean, merged: Merged, folder: Path) -> str:
+    """Return the row of a mean: the best one is marked, and a single run that is done is linked to its report."""
+    row = _html_line(_mean_cells(mean), "td")
+    report = mean.rows[0].result.report if len(mean.rows) == 1 and mean.rows[0].result is not None else None
+    if report is not None:
+        address = html.escape(quote(os.path.relpath(report, folder)), quote=True)
+        row = row.replace("</tr>", f'<td><a href="{address}">report</a></td></tr>')
+    return row.replace("<tr>", '<tr class="best">', 1) if mean == merged.best else row
 
 
 def _run_columns(merged: Merged) -> Cells:
@@ -107,21 +137,18 @@ def _exact_cells(mean: Mean, merged: Merged) -> Cells:
     return [*mean.at.values(), *numbers, str(mean.done), str(len(mean.rows)), mean.state]
 
 
-def _mean_columns(merged: Merged, metrics: Sequence[str]) -> Cells:
-    return [*merged.kept_axes, *metrics, "runs", "state"]
+def _mean_columns(merged: Merged) -> Cells:
+    return [*merged.kept_axes, *(HEADINGS.get(name, name) for name in LISTED_METRICS), SECONDS, "runs", "state"]
 
 
-def _all_means(merged: Merged, metrics: Sequence[str]) -> list[Cells]:
-    return [_mean_cells(mean, metrics) for mean in merged.means]
-
-
-def _mean_cells(mean: Mean, metrics: Sequence[str]) -> Cells:
+def _mean_cells(mean: Mean) -> Cells:
     numbers = []
-    for metric in metrics:
+    for metric in LISTED_METRICS:
         value, deviation = mean.mean(metric), mean.deviation(metric)
         text = "" if value is None else f"{value:.4g}"
         numbers.append(text if deviation is None else f"{text} ± {deviation:.2g}")
-    return [*mean.at.values(), *numbers, f"{mean.done} of {len(mean.rows)}", mean.state]
+    seconds = "" if mean.seconds is None else f"{mean.seconds:.0f}"
+    return [*mean.at.values(), *numbers, seconds, f"{mean.done} of {len(mean.rows)}", mean.state]
 
 
 def _open_cells(row: Row) -> Cells:
@@ -156,16 +183,19 @@ def _markdown_table(head: Cells, rows: Sequence[Cells]) -> list[str]:
 
 
 def _html_table(head: Cells, rows: Sequence[Cells]) -> str:
-    def cell(text: Any, kind: str) -> str:
-        """Return a `th` or `td`; states that need attention get a CSS class."""
+    lines = "".join(_html_line(row, "td") for row in rows)
+    return f'<div class="wide"><table>{_html_line(head, "th")}{lines}</table></div>'
+
+
+def _html_line(cells: Cells, kind: str) -> str:
+    """Return one row in HTML; kind: `th` or `td`."""
+
+    def cell(text: str) -> str:
+        """Return one cell; states that need attention get a CSS class."""
         flag = f' class="{text}"' if text in ("partial", "failed", "missing") else ""
-        return f"<{kind}{flag}>{html.escape(str(text))}</{kind}>"
+        return f"<{kind}{flag}>{html.escape(text)}</{kind}>"
 
-    def line(cells: Cells, kind: str) -> str:
-        """Return one row in HTML; kind: `th` or `td`."""
-        return "<tr>" + "".join(cell(text, kind) for text in cells) + "</tr>"
-
-    return f"<table>{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+    return "<tr>" + "".join(cell(text) for text in cells) + "</tr>"
 
 
 @dataclass(frozen=True)
@@ -233,8 +263,7 @@ def _positions(labels: Sequence[str]) -> list[float]:
 def _axes(axis: str, metric: str, places: dict[str, float], y: _Scale) -> list[str]:
     floor = HEIGHT - BOTTOM
     parts = [_svg_line(LEFT, floor, WIDTH - RIGHT, floor, "#888"), _svg_line(LEFT, TOP, LEFT, floor, "#888")]
-    for tick in range(TICKS if y.high > y.low else 1):
-        value = y.low + (y.high - y.low) * tick / (TICKS - 1)
+    for value in round_ticks(y.low, y.high):
         parts += [_svg_line(LEFT - 4, y.at(value), LEFT, y.at(value), "#888")]
         parts += [_svg_text(LEFT - 8, y.at(value) + 4, f"{value:.4g}", "end")]
     for label, place in places.items():
@@ -243,8 +272,17 @@ def _axes(axis: str, metric: str, places: dict[str, float], y: _Scale) -> list[s
             _svg_text(place, floor + 18, _short(label), "middle"),
         ]
     parts.append(_svg_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, axis, "middle"))
-    parts.append(_svg_text(LEFT, TOP - 12, metric, "middle"))
+    parts.append(_svg_text(LEFT, TOP - 12, HEADINGS.get(metric, metric), "middle"))
     return parts
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Return about four round numbers (1, 2 or 5 times a power of ten) between two values; `low` if they are equal."""
+    if not high > low:
+        return [low]
+    power = 10.0 ** math.floor(math.log10((high - low) / TICKS))
+    step = power * next(factor for factor in (1, 2, 5, 10) if power * factor * TICKS >= high - low)
+    return [step * number for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _series(points: Sequence[tuple[float, _Scale, Mean]], metric: str, colour: str, *, line: bool) -> list[str]:
