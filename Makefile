@@ -170,7 +170,7 @@ known-package:
 
 # The next targets run the tests that `make test` omits. SHORT_FIRST=1 runs the longest files last, for machines without
 # time for all.
-LEAVE_OUT = $(foreach t,$(1),$(if $(findstring ::,$(t)),--deselect=$(t),--ignore=$(t)))
+LEAVE_OUT = $(foreach t,$(1),--ignore=$(t))
 test-blocks: setup
 	$(BLOCKS_PYTEST) --durations=60 $(call LEAVE_OUT,$(CORE_BLOCKS) $(TRAINING_TESTS)) --ignore=tests/pipeline/test_real_volumes.py $(if $(SHORT_FIRST),$(SHORTER_TESTS) $(LONGEST_TESTS),$(LONGEST_TESTS) $(SHORTER_TESTS))
 

@@ -1,12 +1,10 @@
-# Lists of tests (folders, files and single tests): those of `make test`, those that also run with the instructions of
+# Lists of tests (folders and files): those of `make test`, those that also run with the instructions of
 # AVX2 only, and those of each package. tests/layout/test_parts.py compares the lists with the existing files.
 
 # The tests that every change must pass. They take minutes and need only the environments of the demo: no database,
 # browser or tensorflow. The longest files come first, beginning with a small chain that is killed and resumed.
 CORE_BLOCKS := \
-  tests/pipeline/test_whole_pipeline.py::test_every_artefact_of_the_design_is_there \
-  tests/pipeline/test_whole_pipeline.py::test_the_segmentation_is_the_fragments_through_the_chosen_lut \
-  tests/pipeline/test_whole_pipeline.py::test_stages_killed_at_random_moments_and_run_again_leave_the_same_bits \
+  tests/pipeline/test_whole_pipeline.py \
   tests/stages/predict/test_predict.py \
   tests/stages/prepare/test_task.py \
   tests/launch/test_chain.py \

@@ -76,7 +76,11 @@ def settings(options: argparse.Namespace) -> list[str]:
         f'compute.device="{options.device}"',
         f"compute.workers={workers}",
         'train-acrlsd.pipeline="gpu"',
-        *(TINY_SETTINGS if options.tiny else [f"train-acrlsd.max_minutes={options.minutes}"]),
+        *(
+            (*TINY_SETTINGS, 'compute.runner="serial"')
+            if options.tiny
+            else [f"train-acrlsd.max_minutes={options.minutes}"]
+        ),
         *options.set,
     ]
     return [part for setting in given for part in ("--set", setting)]

@@ -36,9 +36,9 @@ def _is_in(path: str, places: list[str]) -> bool:
 
 
 def _chosen_by(line: str, files: list[str]) -> list[str]:
-    """The test files that a call of pytest runs, apart from single tests."""
+    """The test files that a call of pytest runs."""
     words = line.split()
-    places = [word for word in words if word.startswith("tests/") and "::" not in word]
+    places = [word for word in words if word.startswith("tests/")]
     ignored = [word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]
     return [path for path in files if _is_in(path, places) and not _is_in(path, ignored)]
 
@@ -54,16 +54,6 @@ def test_every_file_of_tests_is_run_once(order: str) -> None:
     lines = [line for line in _pytest_lines("test-all", *order.split()) if not line.endswith(again)]
     runs = Counter(path for line in lines for path in _chosen_by(line, files))
     assert {path: runs[path] for path in files if runs[path] != (path != ALONE)} == {}
-
-
-def test_a_single_test_of_make_test_is_not_run_again() -> None:
-    core = [test for test in _lists()["CORE_BLOCKS"] + _lists()["CORE_TRAINING"] if "::" in test]
-    assert core
-    rest = {word for line in _pytest_lines("test-blocks", "test-training") for word in line.split()}
-    assert {f"--deselect={test}" for test in core} <= rest
-    for test in core:
-        file, _, name = test.partition("::")
-        assert f"def {name}(" in (REPOSITORY / file).read_text()
 
 
 def test_the_longest_files_come_first_or_last() -> None:

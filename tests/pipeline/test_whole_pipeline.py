@@ -124,16 +124,6 @@ def test_what_was_planned_before_anything_ran_is_what_the_chain_did(reference: P
         assert (fresh["blocks_done"], run["blocks_done"]) == (0, run["blocks"]), stage
 
 
-def test_daisy_workers_leave_the_same_bits_as_the_serial_run(trained: Path, reference: Path) -> None:
-    folder = trained.parent / "daisy"
-    shutil.copytree(trained, folder)
-    for stage in BLOCK_STAGES:
-        done = _run(stage, folder, "compute.runner=daisy", "compute.workers=3")
-        assert done.returncode == 0, f"{stage}: {done.stderr}"
-    assert _identities(folder) == _identities(reference)
-    _assert_same_files(folder, reference)
-
-
 def test_workers_of_other_jobs_leave_the_same_bits_as_the_serial_run(trained: Path, reference: Path) -> None:
     folder = trained.parent / "cluster"
     shutil.copytree(trained, folder)
@@ -164,14 +154,17 @@ def test_verify_reads_back_what_every_stage_made(reference: Path) -> None:
         assert facts["identity"] == read_manifest(ExperimentLayout(reference), stage).identity
 
 
-def test_stages_killed_at_random_moments_and_run_again_leave_the_same_bits(trained: Path, reference: Path) -> None:
+def test_daisy_workers_killed_at_random_moments_and_run_again_leave_the_same_bits(
+    trained: Path, reference: Path
+) -> None:
     folder = trained.parent / "killed"
     shutil.copytree(trained, folder)
     generator = random.Random(5)
+    daisy = ("compute.runner=daisy", "compute.workers=3")
     for stage in BLOCK_STAGES:
         for _ in range(2):
             child = subprocess.Popen(
-                [str(BIN / stage), "run", *_arguments(folder, "compute.runner=daisy")],
+                [str(BIN / stage), "run", *_arguments(folder, *daisy)],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
@@ -179,7 +172,7 @@ def test_stages_killed_at_random_moments_and_run_again_leave_the_same_bits(train
             time.sleep(generator.uniform(1.0, 6.0))
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-        done = _run(stage, folder, "compute.runner=daisy")
+        done = _run(stage, folder, *daisy)
         assert done.returncode == 0, f"{stage}: {done.stderr}"
     assert _identities(folder) == _identities(reference)
     _assert_same_files(folder, reference)

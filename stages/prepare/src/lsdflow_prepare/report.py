@@ -22,7 +22,7 @@ from lsdflow_contract.manifest import Manifest, Writer, work_key
 from lsdflow_contract.model import StrictModel
 from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_prepare import findings as rules
-from lsdflow_prepare.config import PrepareConfig
+from lsdflow_prepare.config import PrepareConfig, without_paths
 from lsdflow_prepare.inputs import VolumeInputs
 from lsdflow_prepare.journal import is_whole
 from lsdflow_prepare.statistics import LabelStatistics, RawStatistics, SlabComponents
@@ -174,6 +174,18 @@ def make_manifest(
         outputs={label: path.relative_to(experiment.layout.root).as_posix() for label, path in outputs.items()},
         facts={"volumes": facts, "warnings": warnings, "seconds": seconds},
         identity=hash_of({"key": key, "made": made}),
+    )
+
+
+def is_same_result(found: Manifest, made: Manifest) -> bool:
+    """True for the same volumes from the same sources, which may have other paths in the experiment file."""
+    volumes = [
+        {v: facts.get("identity") for v, facts in manifest.facts["volumes"].items()} for manifest in (found, made)
+    ]
+    return (
+        volumes[0] == volumes[1]
+        and (found.inputs, found.outputs) == (made.inputs, made.outputs)
+        and without_paths(found.config) == without_paths(made.config)
     )
 
 

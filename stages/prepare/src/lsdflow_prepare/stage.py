@@ -24,6 +24,7 @@ from lsdflow_prepare.look import describe_volumes, look_at
 from lsdflow_prepare.report import (
     VolumeReport,
     finished_report,
+    is_same_result,
     key_of_all,
     make_manifest,
     make_report,
@@ -216,27 +217,15 @@ def _finish(
 def _leave_manifest(layout: ExperimentLayout, manifest: Manifest) -> None:
     """Make this manifest current; if an earlier run has the same result, its manifest is kept, with its run time."""
     with suppress(MissingInput, BadData):
-        if _is_same_result(read_manifest(layout, STAGE), manifest):
+        if is_same_result(read_manifest(layout, STAGE), manifest):
             return
     with suppress(MissingInput, BadData):
         found = read_kept_manifest(layout, STAGE, manifest.key)
-        if _is_same_result(found, manifest):
+        if is_same_result(found, manifest):
             found.write(layout)
             return
     layout.result(STAGE, manifest.key).mkdir(parents=True, exist_ok=True)
     manifest.finish(layout)
-
-
-def _is_same_result(found: Manifest, made: Manifest) -> bool:
-    """True for the same volumes from the same sources, which may have other paths in the experiment file."""
-    volumes = [
-        {v: facts.get("identity") for v, facts in manifest.facts["volumes"].items()} for manifest in (found, made)
-    ]
-    return (
-        volumes[0] == volumes[1]
-        and (found.inputs, found.outputs) == (made.inputs, made.outputs)
-        and without_paths(found.config) == without_paths(made.config)
-    )
 
 
 @contextmanager
