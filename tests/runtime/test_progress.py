@@ -41,6 +41,23 @@ def test_a_log_shows_rate_and_eta_within_five_seconds_and_then_once_a_minute(
     assert "1 iteration/s, ETA 16m37s" in lines[0]
 
 
+def test_the_end_of_a_log_does_not_repeat_a_line(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="lsdflow.progress"):
+        with Progress("predict", 1, "block") as bar:
+            clock[0] = 10.0
+            bar.advance()
+        with Progress("predict", 2, "block") as bar:
+            clock[0] = 20.0
+            bar.advance()
+            bar.advance()
+    lines = [record.getMessage() for record in caplog.records if "already" not in record.getMessage()]
+    assert lines == [
+        "predict: 1/1 blocks, 0.1 block/s",
+        "predict: 1/2 blocks, 0.1 block/s, ETA 0m10s",
+        "predict: 2/2 blocks, 0.2 block/s",
+    ]
+
+
 def test_units_of_an_earlier_run_do_not_count_for_the_rate(clock: list[float]) -> None:
     bar = Progress("predict", 40, "block", already=20)
     bar.advance(10)

@@ -45,6 +45,7 @@ class Progress:
         self.started = time.monotonic()
         self._ended: float | None = None
         self._next_line = self.started + SECONDS_TO_FIRST_LINE
+        self._logged: tuple[int, int] | None = None
         self._bar = _terminal_bar() if sys.stderr.isatty() and not is_quiet() else None
 
     def __enter__(self) -> Self:
@@ -63,7 +64,8 @@ class Progress:
         self._ended = time.monotonic()
         if self._bar is not None:
             self._bar.stop()
-        LOG.info("%s", self.line())
+        if self._logged != (self.done, self.failed):
+            LOG.info("%s", self.line())
 
     def advance(self, count: int = 1, parts: Mapping[str, float] | None = None, **facts: float) -> None:
         """Add `count` finished units; `facts` (loss=...) are shown with them, their `parts` only in the metrics."""
@@ -76,7 +78,8 @@ class Progress:
             self._bar.update(self._task, completed=self.done, facts=rate)
         elif now >= self._next_line:
             self._next_line = now + SECONDS_BETWEEN_LINES
-            LOG.info("%s %s", self.line(), text)
+            self._logged = self.done, self.failed
+            LOG.info("%s", f"{self.line()} {text}".rstrip())
 
     def rate(self) -> float:
         """Units per second of this run."""

@@ -16,7 +16,7 @@ def stored_lsds(experiment: Experiment, predict: Manifest) -> tuple[Path, str]:
     """Container and dataset of the LSDs. MissingInput (66) if they are not stored."""
     if "lsds" not in predict.outputs:
         raise MissingInput(
-            "the predicted LSDs are not stored: there is nothing to compare with",
+            "the predicted LSDs are not stored",
             where=experiment.layout.manifest("predict"),
             fix="set predict.store_lsds = true and predict again",
         )

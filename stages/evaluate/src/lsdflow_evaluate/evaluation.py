@@ -254,7 +254,7 @@ def lsd_error_map(experiment: Experiment, config: EvaluateConfig) -> LsdErrorMap
     except StageError as error:
         if config.lsd_error == "on":
             raise
-        return _no_map(f"{error.what}: {error.fix}" if error.fix else error.what)
+        return _no_map(error.what, error.fix)
     write_pass_files(passes.pass_files_root(experiment), task.key, task.config, {})
     run_blocks(task)
     found = mean_errors(passes.rows_of(task), len(task.plan))
@@ -262,13 +262,16 @@ def lsd_error_map(experiment: Experiment, config: EvaluateConfig) -> LsdErrorMap
     # Not the whole path: it names the key, and scores do not depend on the blocks.
     facts = lsd_error_facts(found, ranked, f"{output.path.name}/{output.spec.dataset}", task.config)
     made = outputs_of([task])
-    LOG.info("LSDs of the segmentation differ by %.3f from those predicted; map in %s", facts["mean"], made[PART])
+    LOG.info(
+        "the LSDs of the segmentation differ by %.3f (of 1) from those predicted; map in %s", facts["mean"], made[PART]
+    )
     return LsdErrorMap(facts, ranked, (task.key,), made)
 
 
-def _no_map(reason: str) -> LsdErrorMap:
+def _no_map(reason: str, fix: str = "") -> LsdErrorMap:
+    """No map. The fix is for the report only: whoever does not miss the map has nothing to do."""
     LOG.info("no map of LSD errors: %s", reason)
-    return LsdErrorMap({"made": False, "reason": reason})
+    return LsdErrorMap({"made": False, "reason": f"{reason}: {fix}" if fix else reason})
 
 
 def _manifest(
