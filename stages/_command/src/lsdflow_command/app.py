@@ -73,10 +73,14 @@ OldReplaceOption = Annotated[bool, typer.Option("--replace", hidden=True, callba
 
 @dataclass(frozen=True)
 class StageCommand:
-    """The command of a stage: its name and the model of its table. The stage itself is imported at its first use."""
+    """The command of a stage: its name, the model of its table, and what it does, in a sentence for --help.
+
+    The stage itself is imported at its first use.
+    """
 
     name: str
     config: type[StrictModel]
+    summary: str = ""
 
     def load(self) -> Stage:
         """The stage, loaded by its entry point."""
@@ -86,9 +90,7 @@ class StageCommand:
 def stage_app(stage: StageCommand) -> Verbs:
     """The application of a stage."""
     app = Verbs(name=stage.name)
-    app.callback(help=f"The stage {stage.name} of lsdflow. Example: {stage.name} run --experiment DIR")(
-        _version_callback(stage)
-    )
+    app.callback(help=f"{stage.summary} Example: {stage.name} run --experiment DIR".strip())(_version_callback(stage))
     _add_run_and_repair(app, stage)
     _add_validate_and_plan(app, stage)
     add_report_verb(app, "status", "Show what is done so far.", lambda experiment: stage.load().status(experiment))

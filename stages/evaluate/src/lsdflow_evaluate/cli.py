@@ -19,7 +19,8 @@ from lsdflow_command.app import (
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_evaluate.config import EvaluateConfig
 
-app = stage_app(StageCommand("evaluate", EvaluateConfig))
+SUMMARY = "Score the segmentation against ground truth, and write the report of the experiment."
+app = stage_app(StageCommand("evaluate", EvaluateConfig, SUMMARY))
 Refresh = Annotated[int | None, typer.Option(min=1, help="browsers reload the pages after this many seconds")]
 
 

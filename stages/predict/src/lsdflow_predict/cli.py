@@ -21,7 +21,8 @@ from lsdflow_command.app import (
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_predict.config import PredictConfig
 
-app = stage_app(StageCommand("predict", PredictConfig))
+SUMMARY = "Predict the affinities (and LSDs) of the target volume with trained networks."
+app = stage_app(StageCommand("predict", PredictConfig, SUMMARY))
 OutOption = Annotated[Path, typer.Option("--out", help="the file to write, for example network.pt")]
 
 

@@ -17,7 +17,8 @@ def _look(experiment: Experiment) -> dict[str, Any]:
     return look(experiment)
 
 
-app = stage_app(StageCommand("prepare", PrepareConfig))
+SUMMARY = "Convert volumes of any format of the field to training and target volumes, and check them."
+app = stage_app(StageCommand("prepare", PrepareConfig, SUMMARY))
 add_report_verb(app, "look", LOOK, _look)
 
 

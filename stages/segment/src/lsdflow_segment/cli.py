@@ -21,7 +21,8 @@ from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_segment.config import SegmentConfig
 
-app = stage_app(StageCommand("segment", SegmentConfig))
+SUMMARY = "Find the segments at all thresholds, choose a threshold, and relabel the fragments."
+app = stage_app(StageCommand("segment", SegmentConfig, SUMMARY))
 FROM = "nodes.bson or edges_<merge_function>.bson (.gz), a folder of them, or a file (mode 0600) with a MongoDB URI"
 FromOption = Annotated[list[Path], typer.Option("--from", help=FROM)]
 DatabaseOption = Annotated[str | None, typer.Option(help="MongoDB database (default: the one in the URI)")]

@@ -6,7 +6,8 @@ from lsdflow_command.app import StageCommand, stage_app
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
 from lsdflow_training.importers.command import add_import
 
-app = stage_app(StageCommand("train-acrlsd", TrainAcrlsdConfig))
+SUMMARY = "Train the affinity network: behind a frozen LSD network (acrlsd), together with LSDs (mtlsd), or alone."
+app = stage_app(StageCommand("train-acrlsd", TrainAcrlsdConfig, SUMMARY))
 add_import(app, "train-acrlsd")
 
 

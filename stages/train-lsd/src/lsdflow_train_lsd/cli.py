@@ -6,7 +6,8 @@ from lsdflow_command.app import StageCommand, stage_app
 from lsdflow_train_lsd.config import TrainLsdConfig
 from lsdflow_training.importers.command import add_import
 
-app = stage_app(StageCommand("train-lsd", TrainLsdConfig))
+SUMMARY = "Train the network that predicts LSDs from raw."
+app = stage_app(StageCommand("train-lsd", TrainLsdConfig, SUMMARY))
 add_import(app, "train-lsd")
 
 

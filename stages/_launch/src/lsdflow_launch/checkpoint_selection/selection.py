@@ -75,7 +75,7 @@ def add_selection_verb(app: typer.Typer) -> None:
 
     def select_checkpoint(
         folder: Folder,
-        every: Annotated[int, typer.Option(min=1, help="use only iterations that are multiples of this")] = 1,
+        every: Annotated[int, typer.Option(min=1, help="score multiples of this iteration, and the last one")] = 1,
         follow: Annotated[
             bool, typer.Option("--follow", help="wait for new checkpoints until the training has finished")
         ] = False,
@@ -97,7 +97,8 @@ def add_selection_verb(app: typer.Typer) -> None:
             if code == 0 and (rows := selection.rows()):
                 best = read_best(experiment.layout.best_checkpoint(STAGE))
                 facts |= {"checkpoints": len(rows), "best": best.model_dump()}
-                text = f"{selection.table}: {len(rows)} checkpoints; region {region.words}\n"
+                count = "1 checkpoint" if len(rows) == 1 else f"{len(rows)} checkpoints"
+                text = f"{selection.table}: {count}; region {region.words}\n"
                 text += f"best: iteration {best.iteration}, VOI {best.voi:.3f} bits"
             print_answer(facts, text, as_json)
         raise typer.Exit(code)

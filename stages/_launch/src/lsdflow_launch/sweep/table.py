@@ -30,10 +30,10 @@ HEADINGS = {
 SECONDS = "seconds of all stages"
 STATES = "State: complete, partial, failed or missing = all, some or none of the runs of a line are done."
 _STYLE = (
-    "body{font:15px/1.5 sans-serif;margin:2em auto;padding:0 1em;max-width:64em;color:#222}.wide{overflow-x:auto}"
+    "body{font:15px/1.5 sans-serif;margin:2em auto;padding:0 1em;max-width:76em;color:#222}.wide{overflow-x:auto}"
     "table{border-collapse:collapse}td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:left}"
     "td{white-space:nowrap}.partial,.failed,.missing{color:#b00}.best{font-weight:bold;background:#eef6ee}"
-    "svg{max-width:100%;min-width:36em}"
+    "svg{display:block;width:100%;min-width:36em;max-width:60em}"
 )
 Cells = list[str]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 800, 380, 64, 260, 30, 56
@@ -193,7 +193,9 @@ def _html_line(cells: Cells, kind: str) -> str:
     def cell(text: str) -> str:
         """Return one cell; states that need attention get a CSS class."""
         flag = f' class="{text}"' if text in ("partial", "failed", "missing") else ""
-        return f"<{kind}{flag}>{html.escape(text)}</{kind}>"
+        # A heading such as agglomerate.merge_functions may be broken after the point.
+        shown = html.escape(text).replace(".", ".<wbr>") if kind == "th" else html.escape(text)
+        return f"<{kind}{flag}>{shown}</{kind}>"
 
     return "<tr>" + "".join(cell(text) for text in cells) + "</tr>"
 
