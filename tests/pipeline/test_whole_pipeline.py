@@ -124,25 +124,6 @@ def test_what_was_planned_before_anything_ran_is_what_the_chain_did(reference: P
         assert (fresh["blocks_done"], run["blocks_done"]) == (0, run["blocks"]), stage
 
 
-def test_workers_of_other_jobs_leave_the_same_bits_as_the_serial_run(trained: Path, reference: Path) -> None:
-    folder = trained.parent / "cluster"
-    shutil.copytree(trained, folder)
-    environment = {**os.environ, "LSDFLOW_HOST": "127.0.0.1", "LSDFLOW_SUBMISSION": "test"}
-    for stage in BLOCK_STAGES:
-        commands = [
-            [str(BIN / stage), verb, *_arguments(folder, "compute.runner=cluster")]
-            for verb in ("run", "worker", "worker")
-        ]
-        jobs = [subprocess.Popen(c, env=environment, stderr=subprocess.PIPE, text=True) for c in commands]
-        try:
-            ends = [(job.communicate(timeout=600)[1], job.returncode) for job in jobs]
-        finally:
-            for job in jobs:
-                job.kill()
-        assert [code for _, code in ends] == [0, 0, 0], f"{stage}: {ends}"
-    _assert_same_files(folder, reference)
-
-
 def test_verify_reads_back_what_every_stage_made(reference: Path) -> None:
     for stage in ("prepare", "train-acrlsd", *BLOCK_STAGES, "evaluate"):
         done = subprocess.run(
