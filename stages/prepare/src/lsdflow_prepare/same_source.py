@@ -133,7 +133,7 @@ def _noted(passes: Sequence[VolumePass]) -> dict[str, Any]:
     """The record that `remember` wrote for these passes; empty for a volume of contract 1.6 or before."""
     try:
         noted = read_sealed(_path(passes), "prepare run")
-    except (MissingInput, BadData):
+    except (MissingInput, BadData, NotADirectoryError):
         return {}
     if noted.get("key") != passes[0].volume_key:
         return {}

@@ -20,7 +20,7 @@ from lsdflow_launch.chain import LAST, STOPPED, Chain
 from lsdflow_launch.commands import Call, run_stage
 from lsdflow_launch.images.container import ContainerOptions, Containers, sif_folder
 from lsdflow_launch.sweep.experiments import link_stages
-from lsdflow_launch.sweep.folder import PlannedNode, PlannedRun, SweepFolder, open_stages
+from lsdflow_launch.sweep.folder import PlannedRun, SweepFolder, open_stages
 from lsdflow_launch.sweep.result import AtWorkElsewhere, claimed, result_of
 
 LOG = logging.getLogger("lsdflow.sweep")
@@ -86,7 +86,7 @@ class SweepRunner:
             return "waits"
         try:
             with claimed(folder):
-                stage, code = failure if failure[1] else self._make(load_experiment(folder), run.nodes[-1])
+                stage, code = failure if failure[1] else self._make(load_experiment(folder), self._own_stages(run))
         except AtWorkElsewhere as error:
             LOG.warning("%s: skipped, at work elsewhere: %s", run.name, error.found)
             return "at work elsewhere"
@@ -101,7 +101,7 @@ class SweepRunner:
             if folder not in self._failed and open_stages(experiment, node):
                 try:
                     with claimed(folder):
-                        failure = self._make(experiment, node)
+                        failure = self._make(experiment, open_stages(experiment, node))
                 except AtWorkElsewhere:
                     return None
                 if failure[1]:
@@ -111,10 +111,14 @@ class SweepRunner:
             link_stages(earlier, folder, self.sweep.folder(after))
         return "", 0
 
-    def _make(self, experiment: Experiment, node: PlannedNode) -> Failure:
-        """Run a folder's own stages. Raises Interrupted (75) if one was stopped."""
-        # If all stages have finished, the scores are lost or damaged: the last stage writes them again.
-        stages = open_stages(experiment, node) or (LAST,)
+    def _own_stages(self, run: PlannedRun) -> tuple[str, ...]:
+        """Return the stages to run in the run's own folder; if only its scores are lost, the stage that writes them."""
+        stages = open_stages(load_experiment(self.sweep.run_folder(run)), run.nodes[-1])
+        result = result_of(self.sweep, run)
+        return stages or (() if result is None or result.status == "done" else (LAST,))
+
+    def _make(self, experiment: Experiment, stages: tuple[str, ...]) -> Failure:
+        """Run these stages. Raises Interrupted (75) if one was stopped."""
         failure = Chain(experiment, stages, caller=self.caller).first_failure()
         if failure[1] in STOPPED:
             raise Interrupted("the sweep was stopped", where=experiment.path.parent, fix="run it again to resume")
