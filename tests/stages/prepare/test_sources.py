@@ -263,8 +263,9 @@ def as_of_contract_1_6(loaded: Experiment) -> None:
         path.write_text(json.dumps(attributes))
 
 
+@pytest.mark.parametrize("change", ["touched", "moved"])
 def test_after_an_interrupted_run_a_copy_of_its_sources_gives_the_same_volume(
-    tmp_path: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     monkeypatch.setattr(volume_passes, "CHUNK_VOX", 8)
     monkeypatch.setattr(volume_passes, "block_shape", lambda *_: (8, 24, 16))
@@ -283,8 +284,15 @@ def test_after_an_interrupted_run_a_copy_of_its_sources_gives_the_same_volume(
         patch.setattr(volume_passes, "make_block", until_the_second_labels)
         with pytest.raises(BadData, match="stopped"):
             Prepare().run(loaded)
-    for path in (*files_of(tmp_path / "raw.zarr"), *files_of(tmp_path / "labels.zarr")):
-        path.touch()
+    if change == "touched":
+        for path in (*files_of(tmp_path / "raw.zarr"), *files_of(tmp_path / "labels.zarr")):
+            path.touch()
+    else:
+        (tmp_path / "moved").mkdir()
+        for name in ("raw", "labels"):
+            tables[name] = str(shutil.move(tables[name], tmp_path / "moved" / Path(tables[name]).name))
+        loaded = experiment(voxel_size="8 nm", **tables)
     Prepare().run(loaded)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), RAW_VALUES)
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), IDS)
+    assert Prepare().verify(loaded)["verified"]

@@ -158,6 +158,7 @@ def _show_facts(facts: Mapping[str, Any], as_json: bool) -> None:
 
 def _version_callback(stage: StageCommand) -> Callable[..., None]:
     def print_version(wanted: bool) -> None:
+        """Print the version of the command and of the contract, and end."""
         if wanted:
             typer.echo(version_line(stage.name, f"lsdflow-{stage.name}"))
             raise typer.Exit
@@ -166,6 +167,7 @@ def _version_callback(stage: StageCommand) -> Callable[..., None]:
     option = typer.Option(False, "--version", callback=print_version, is_eager=True, help="print the version")
 
     def callback(show: bool = option) -> None:
+        """Prepare the code cache and the log before the verb runs."""
         del show
         use_own_code_cache()
         start_logging()
@@ -205,7 +207,7 @@ def _begun(stage: StageCommand, experiment: Experiment) -> Iterator[Stage]:
 
 
 def _add_run_and_repair(app: typer.Typer, stage: StageCommand) -> None:
-    @app.command(help="Run the stage, or resume an interrupted run.")
+    @app.command()
     def run(
         experiment: ExperimentOption,
         override: SetOption = None,
@@ -213,6 +215,7 @@ def _add_run_and_repair(app: typer.Typer, stage: StageCommand) -> None:
         json_: JsonOption = False,
         debug: DebugOption = False,
     ) -> None:
+        """Run the stage, or resume an interrupted run."""
         del replace
         with _opened(experiment, override, debug, json_, interruptible=True) as opened:
             form_log_lines(opened.compute.log_format, stage.name)
@@ -221,10 +224,11 @@ def _add_run_and_repair(app: typer.Typer, stage: StageCommand) -> None:
             if json_:
                 typer.echo(json.dumps(_results(opened, stage.name)))
 
-    @app.command(help="Re-read all results and recompute only those that are missing or damaged.")
+    @app.command()
     def repair(
         experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
     ) -> None:
+        """Re-read all results and recompute only those that are missing or damaged."""
         with _opened(experiment, override, debug, json_, interruptible=True) as opened:
             form_log_lines(opened.compute.log_format, stage.name)
             if not stage.load().repairable:
@@ -242,7 +246,7 @@ def _results(experiment: Experiment, name: str) -> dict[str, Any]:
 
 
 def _add_validate_and_plan(app: typer.Typer, stage: StageCommand) -> None:
-    @app.command(help="Report all configuration and input problems; writes nothing.")
+    @app.command()
     def validate(
         experiment: ExperimentOption,
         override: SetOption = None,
@@ -250,6 +254,7 @@ def _add_validate_and_plan(app: typer.Typer, stage: StageCommand) -> None:
         json_: JsonOption = False,
         debug: DebugOption = False,
     ) -> None:
+        """Report all configuration and input problems; writes nothing."""
         with (
             _opened(experiment, override, debug, json_, descriptions=descriptions) as opened,
             _described(stage, opened),
@@ -260,7 +265,7 @@ def _add_validate_and_plan(app: typer.Typer, stage: StageCommand) -> None:
             _name_file(problem, opened)
         _show_problems(stage.name, found, json_)
 
-    @app.command(help="Show what a run would do: blocks, bytes, time.")
+    @app.command()
     def plan(
         experiment: ExperimentOption,
         override: SetOption = None,
@@ -268,6 +273,7 @@ def _add_validate_and_plan(app: typer.Typer, stage: StageCommand) -> None:
         json_: JsonOption = False,
         debug: DebugOption = False,
     ) -> None:
+        """Show what a run would do: blocks, bytes, time."""
         with _opened(experiment, override, debug, json_, descriptions=descriptions) as opened:
             with _described(stage, opened):
                 facts = stage.load().plan(opened)
@@ -309,19 +315,20 @@ def add_report_verb(app: typer.Typer, verb: str, text: str, facts: Callable[[Exp
     def report(
         experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
     ) -> None:
+        """Print the facts; `text` is its help."""
         with _opened(experiment, override, debug, json_) as opened:
             _show_facts(facts(opened), json_)
 
 
 def _add_schema_and_worker(app: typer.Typer, stage: StageCommand) -> None:
-    @app.command(help="Print the JSON schema of the stage's table in experiment.toml.")
+    @app.command()
     def schema() -> None:
+        """Print the JSON schema of the stage's table in experiment.toml."""
         typer.echo(json.dumps(stage.config.model_json_schema()))
 
-    @app.command(
-        help="Process blocks for a coordinator in another job (one that runs with --set compute.runner=cluster)."
-    )
+    @app.command()
     def worker(experiment: ExperimentOption, override: SetOption = None, debug: DebugOption = False) -> None:
+        """Process blocks for a coordinator in another job (one that runs with --set compute.runner=cluster)."""
         with _opened(experiment, override, debug, interruptible=True) as opened:
             form_log_lines(opened.compute.log_format, stage.name)
             with monitored(stage.name, opened, is_worker=True):
@@ -329,7 +336,7 @@ def _add_schema_and_worker(app: typer.Typer, stage: StageCommand) -> None:
 
 
 def _add_verbs_for_other_commands(app: typer.Typer, stage: StageCommand) -> None:
-    @app.command(help="Run one block, or some training steps, in a temporary folder and report time and memory.")
+    @app.command()
     def measure(
         experiment: ExperimentOption,
         into: IntoOption,
@@ -337,21 +344,23 @@ def _add_verbs_for_other_commands(app: typer.Typer, stage: StageCommand) -> None
         json_: JsonOption = False,
         debug: DebugOption = False,
     ) -> None:
+        """Run one block, or some training steps, in a temporary folder and report time and memory."""
         with _opened(experiment, override, debug, json_, interruptible=True) as opened:
             _show_facts(stage.load().measure(opened, into.absolute()), json_)
 
-    @app.command(help="Report the devices that this command finds; with an experiment, also its store.")
+    @app.command()
     def doctor(
         experiment: MaybeExperiment = None,
         override: SetOption = None,
         json_: JsonOption = False,
         debug: DebugOption = False,
     ) -> None:
+        """Report the devices that this command finds; with an experiment, also its store."""
         with exit_codes(debug, json_):
             loaded = None if experiment is None else load_experiment(experiment, override or [])
             _show_facts(stage.load().doctor(loaded), json_)
 
-    @app.command(name="drop-rows", hidden=True, help="Remove done marks and rows of results from the store.")
+    @app.command(name="drop-rows", hidden=True)
     def drop_rows(
         key: KeyArgument,
         experiment: ExperimentOption,
@@ -359,5 +368,6 @@ def _add_verbs_for_other_commands(app: typer.Typer, stage: StageCommand) -> None
         json_: JsonOption = False,
         debug: DebugOption = False,
     ) -> None:
+        """Remove done marks and rows of results from the store."""
         with _opened(experiment, override, debug, json_) as opened:
             _show_facts(stage.load().drop_rows(opened, key), json_)

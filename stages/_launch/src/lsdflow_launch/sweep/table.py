@@ -28,7 +28,7 @@ HEADINGS = {
     "adapted_rand_error": "adapted Rand error",
 }
 SECONDS = "seconds of all stages"
-STATES = "State: complete, partial, failed or missing = all, some or none of the runs of a line are done."
+STATES = "State: complete = all runs of a line are done, partial = some are, failed or missing = none is."
 _STYLE = (
     "body{font:15px/1.5 sans-serif;margin:2em auto;padding:0 1em;max-width:76em;color:#222}.wide{overflow-x:auto}"
     "table{border-collapse:collapse}td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:left}"
@@ -78,37 +78,43 @@ def markdown(merged: Merged, title: str = "Sweep") -> str:
     head, rows = _mean_columns(merged), [_mean_cells(mean) for mean in merged.means]
     lines = [f"# {title}: {summary(merged)}", "", *_markdown_table(head, rows)]
     if merged.plan.means_over:
-        lines += ["", f"Means over {', '.join(merged.plan.means_over)}; ± is the standard deviation over runs."]
+        lines += ["", _means_note(merged)]
     if open_ := [_open_cells(row) for row in merged.rows if row.status != "done"]:
         lines += ["", "Not done:", "", *_markdown_table(["run", "status", "stage", "why"], open_)]
     return "\n".join(lines) + "\n"
 
 
+def _means_note(merged: Merged) -> str:
+    return f"Means over {', '.join(merged.plan.means_over)}; ± is the standard deviation over runs."
+
+
 def _page(merged: Merged, plot: str, title: str, folder: Path) -> str:
-    rows = [_html_row(mean, merged, folder) for mean in merged.means]
+    best = merged.best
+    rows = [_html_row(mean, folder, is_best=mean == best) for mean in merged.means]
     open_ = [_open_cells(row) for row in merged.rows if row.status != "done"]
     below = f"<h2>Not done</h2>{_html_table(['run', 'status', 'stage', 'why'], open_)}" if open_ else ""
     name = HEADINGS.get(merged.plan.metric, merged.plan.metric)
-    notes = [f"The lowest {name} is the best; its line is marked.", STATES]
+    notes = [f"The line with the lowest {name} is marked.", STATES]
     if merged.plan.means_over:
-        notes.append(f"Means over {', '.join(merged.plan.means_over)}; ± is the standard deviation over runs.")
+        notes.append(_means_note(merged))
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>"
         f'<p>{html.escape(summary(merged))}</p><div class="wide">{plot}</div><div class="wide"><table>'
-        f"{_html_line(_mean_columns(merged), 'th')}{''.join(rows)}</table></div>"
+        f"<tr>{_html_cells(_mean_columns(merged), 'th')}</tr>{''.join(rows)}</table></div>"
         f"<p>{html.escape(' '.join(notes))}</p>{below}</html>\n"
     )
 
 
-def _html_row(mean: Mean, merged: Merged, folder: Path) -> str:
+def _html_row(mean: Mean, folder: Path, *, is_best: bool) -> str:
     """Return the row of a mean: the best one is marked, and a single run that is done is linked to its report."""
-    row = _html_line(_mean_cells(mean), "td")
-    report = mean.rows[0].result.report if len(mean.rows) == 1 and mean.rows[0].result is not None else None
-    if report is not None:
-        address = html.escape(quote(os.path.relpath(report, folder)), quote=True)
-        row = row.replace("</tr>", f'<td><a href="{address}">report</a></td></tr>')
-    return row.replace("<tr>", '<tr class="best">', 1) if mean == merged.best else row
+    result = mean.rows[0].result if len(mean.rows) == 1 else None
+    link = ""
+    if result is not None and result.report is not None:
+        address = html.escape(quote(os.path.relpath(result.report, folder)))
+        link = f'<td><a href="{address}">report</a></td>'
+    flag = ' class="best"' if is_best else ""
+    return f"<tr{flag}>{_html_cells(_mean_cells(mean), 'td')}{link}</tr>"
 
 
 def _run_columns(merged: Merged) -> Cells:
@@ -183,12 +189,12 @@ def _markdown_table(head: Cells, rows: Sequence[Cells]) -> list[str]:
 
 
 def _html_table(head: Cells, rows: Sequence[Cells]) -> str:
-    lines = "".join(_html_line(row, "td") for row in rows)
-    return f'<div class="wide"><table>{_html_line(head, "th")}{lines}</table></div>'
+    lines = [_html_cells(head, "th"), *(_html_cells(row, "td") for row in rows)]
+    return f'<div class="wide"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
 
 
-def _html_line(cells: Cells, kind: str) -> str:
-    """Return one row in HTML; kind: `th` or `td`."""
+def _html_cells(cells: Cells, kind: str) -> str:
+    """Return the cells of one row in HTML; kind: `th` or `td`."""
 
     def cell(text: str) -> str:
         """Return one cell; states that need attention get a CSS class."""
@@ -197,7 +203,7 @@ def _html_line(cells: Cells, kind: str) -> str:
         shown = html.escape(text).replace(".", ".<wbr>") if kind == "th" else html.escape(text)
         return f"<{kind}{flag}>{shown}</{kind}>"
 
-    return "<tr>" + "".join(cell(text) for text in cells) + "</tr>"
+    return "".join(map(cell, cells))
 
 
 @dataclass(frozen=True)
