@@ -113,7 +113,7 @@ def test_a_misspelt_metric_is_reported_before_anything_runs(
     for metric, warnings in (("vio", 1), ("voi_split", 0), ("number_of_segments", 0)):
         caplog.clear()
         require_valid(load_sweep(sweep_file(f"metric = '{metric}'\n[axes]\n'segment.threshold' = [0.2]\n")), ask_here)
-        assert sum("did you mean 'voi'?" in record.message for record in caplog.records) == warnings
+        assert sum("did you mean" in record.message for record in caplog.records) == warnings
 
 
 def refused(path: Path) -> StageError:
