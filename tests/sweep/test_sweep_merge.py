@@ -205,6 +205,7 @@ def test_a_run_whose_scores_are_lost_or_damaged_has_failed_until_they_are_writte
         assert row.result is not None
         assert str(path) in row.result.error["where"]
     assert row.result.error["fix"] == f"evaluate run --experiment {damaged.parents[1]}"
+    assert "| evaluate | scores.json: file not found |" in markdown(found)
     stages = FakeStages()
     outcomes = SweepRunner(sweep, stages).run_all(sweep.plan.runs[:3])
     assert set(outcomes.values()) == {"done"}

@@ -93,7 +93,8 @@ def result_of(sweep: SweepFolder, run: PlannedRun) -> RunResult | None:
             page = layout.report / "index.html"
             return RunResult("done", scores=scores_of(layout), seconds=seconds, report=page, **last)
         except (BadData, MissingInput) as error:
-            return RunResult("failed", error.exit_code, LAST, error=error.as_dict(), **last)
+            named = {"what": f"{Path(error.where).name}: {error.what}"}
+            return RunResult("failed", error.exit_code, LAST, error=error.as_dict() | named, **last)
     for node in run.nodes:
         # A sweep that is not prepared has no folders, and a copy of its folders may have no base.
         if ExperimentLayout(sweep.folder(node)).experiment_toml.exists():
