@@ -14,7 +14,15 @@ from lsdflow_contract.errors import BadData  # noqa: E402
 from lsdflow_network.quantise import dequantise_u8 as torch_dequantise  # noqa: E402
 from lsdflow_network.quantise import quantise_u8 as torch_quantise  # noqa: E402
 from lsdflow_network.unet import UNet as TorchUNet  # noqa: E402
-from lsdflow_tensorflow.network import UNet, dequantise_u8, quantise_u8, to_tensorflow, to_torch, weighted_mse  # noqa: E402
+from lsdflow_tensorflow.network import (  # noqa: E402
+    UNet,
+    dequantise_u8,
+    max_pool,
+    quantise_u8,
+    to_tensorflow,
+    to_torch,
+    weighted_mse,
+)
 from lsdflow_training.step import forward_loss, train_step  # noqa: E402
 from lsdflow_training.step import weighted_mse as torch_weighted_mse  # noqa: E402
 
@@ -63,6 +71,21 @@ def test_the_network_answers_as_torchs(factors, variant, shape) -> None:
     for name in outputs:
         np.testing.assert_allclose(found[name].numpy(), channels_last(wanted[name]), rtol=0, atol=1e-5)
         assert wanted[name].std() > 1e-3
+
+
+@pytest.mark.parametrize(("factor", "shape"), [((2, 2, 2), (8, 6, 4)), ((1, 3, 3), (2, 9, 6)), ((2, 3, 2), (5, 8, 7))])
+def test_the_gradient_of_a_pooled_window_reaches_one_voxel_also_among_equal_ones(factor, shape) -> None:
+    values = torch.randint(0, 3, (2, 3, *shape)).float().requires_grad_()
+    wanted = torch.nn.functional.max_pool3d(values, factor, factor)
+    upstream = torch.rand_like(wanted)
+    (wanted * upstream).sum().backward()
+    variable = tf.Variable(channels_last(values.detach()))
+    for call in (max_pool, tf.function(max_pool)):
+        with tf.GradientTape() as tape:
+            found = call(variable, factor)
+            total = tf.reduce_sum(found * channels_last(upstream))
+        np.testing.assert_array_equal(found.numpy(), channels_last(wanted.detach()))
+        np.testing.assert_array_equal(tape.gradient(total, variable).numpy(), channels_last(values.grad))
 
 
 def test_weights_of_another_network_are_refused() -> None:

@@ -10,7 +10,8 @@ The same permutation serves both kinds.  No kernel is flipped: both frameworks c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +80,7 @@ class UNet:
         if level == len(self.factors):
             return skip
         factor = self.factors[level]
-        inner = self._features(tf.nn.max_pool3d(skip, factor, factor, "VALID"), level + 1)
+        inner = self._features(max_pool(skip, factor), level + 1)
         upsampled = self._upsample(level, inner)
         merged = tf.concat([crop_centre(skip, upsampled.shape[1:4]), upsampled], axis=-1)
         return self._pass(f"merge.{level}", merged, len(self.spec.kernels_after(level)))
@@ -104,6 +105,35 @@ class UNet:
         shape = [x.shape[0], *spatial, kernel.shape[3]]
         up = tf.nn.bias_add(tf.nn.conv3d_transpose(x, kernel, shape, (1, *factor, 1), "VALID"), bias)
         return tf.nn.relu(up) if self.spec.upsampling == "reduce" else up
+
+
+def max_pool(x: tf.Tensor, factor: Vox3) -> tf.Tensor:
+    """Largest value of each window of (n, z, y, x, c); what is left of an axis behind the last window is not used.
+
+    The gradient of a window goes to the first of its largest values, as in torch.  TensorFlow's own kernel gives the
+    whole gradient to each of them, which multiplies it where raw is constant (padding); its oneDNN kernel does not, but
+    only some CPUs use that.
+    """
+    n, channels = x.shape[0], x.shape[-1]
+    counts = [size // f for size, f in zip(x.shape[1:4], factor, strict=True)]
+    covered = [count * f for count, f in zip(counts, factor, strict=True)]
+    split = [size for pair in zip(counts, factor, strict=True) for size in pair]
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def pool(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            inside = x[:, : covered[0], : covered[1], : covered[2], :]
+            windows = tf.transpose(tf.reshape(inside, [n, *split, channels]), (0, 1, 3, 5, 7, 2, 4, 6))
+            flat = tf.reshape(windows, [n, *counts, channels, math.prod(factor)])
+            first = tf.one_hot(tf.argmax(flat, axis=-1), math.prod(factor), dtype=upstream.dtype)
+            spread = tf.reshape(upstream[..., None] * first, [n, *counts, channels, *factor])
+            found = tf.reshape(tf.transpose(spread, (0, 1, 5, 2, 6, 3, 7, 4)), [n, *covered, channels])
+            behind = [[0, size - used] for size, used in zip(x.shape[1:4], covered, strict=True)]
+            return tf.pad(found, [[0, 0], *behind, [0, 0]])
+
+        return tf.nn.max_pool3d(x, factor, factor, "VALID"), gradient
+
+    return pool(x)
 
 
 def crop_centre(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
