@@ -197,7 +197,7 @@ screenshots: setup .venv/browser/.installed  ## make the pictures of the docs fr
 	tests/browser/install_chromium.sh
 	.venv/browser/bin/python tests/browser/screenshots.py $(DEMO)/report docs/pictures
 
-test-real: setup  ## test the pipeline on real volumes beside the checkout (../shared/data); about 15 minutes on 2 cores
+test-real: setup  ## test the pipeline on real volumes beside the checkout (../shared/data); about 18 minutes on 2 cores
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s $(if $(ONLY),-k "$(ONLY)") tests/pipeline/test_real_volumes.py
 
 # One run of the fault suite. $(1) is the name of its history files. ROWS="f7 or f8" selects rows, whose results are added
