@@ -222,8 +222,8 @@ def test_every_value_of_the_chosen_score_is_beside_its_name() -> None:
         "Rand split": "0.9000",
         "Rand merge": "0.8000",
         "adapted Rand error": "0.3000",
-        "NVI split": "0.2000",
-        "NVI merge": "0.1500",
+        "normalised VOI split": "0.2000",
+        "normalised VOI merge": "0.1500",
         "expected run length": "2.50 µm of 5 µm",
         "normalised ERL": "0.5000",
     }

@@ -102,7 +102,7 @@ def draw_charts(data: ReportData) -> Charts:
             # Needs no ground truth: where the partition hardly changes, thresholds are good.
             *_lut_chart(
                 data,
-                "Steadiness, without truth (low: steady)",
+                "Change to the next threshold (low: stable; no truth needed)",
                 "change_to_next_bits",
                 Axis("bits to the next threshold", from_zero=True),
             ),

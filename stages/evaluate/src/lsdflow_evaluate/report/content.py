@@ -41,7 +41,8 @@ LAYERS = {
     "truth": ("Truth", "no truth was given for this volume"),
 }
 # Only where they exist; no placeholder where they do not.
-FURTHER_LAYERS = {"lsd_error": "LSD error"}
+LSD_ERROR = "LSD error (white: 1)"
+FURTHER_LAYERS = {"lsd_error": LSD_ERROR}
 PLANES = {"z": "xy", "y": "xz", "x": "yz"}
 WORST_SHOWN = 6
 # Titles of the pictures of a training that the page of the experiment shows.
@@ -61,7 +62,7 @@ WRITTEN = {
     "predict": ("LSDs", "Affinities"),
     "watershed": ("Fragments",),
     "segment": ("Segmentation",),
-    "evaluate": ("Segmentation", "Truth", "LSD error"),
+    "evaluate": ("Segmentation", "Truth", LSD_ERROR),
 }
 STATES = {
     FINISHED: ("✓ finished", "good"),

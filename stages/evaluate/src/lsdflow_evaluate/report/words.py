@@ -83,8 +83,8 @@ def score_values(score: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         ("Rand split", f"{score['rand_split']:.4f}"),
         ("Rand merge", f"{score['rand_merge']:.4f}"),
         ("adapted Rand error", f"{score['adapted_rand_error']:.4f}"),
-        ("NVI split", f"{score['nvi_split']:.4f}"),
-        ("NVI merge", f"{score['nvi_merge']:.4f}"),
+        ("normalised VOI split", f"{score['nvi_split']:.4f}"),
+        ("normalised VOI merge", f"{score['nvi_merge']:.4f}"),
     ]
     if "expected_run_length_nm" in score:
         best = f" of {short(score['max_erl_nm'] / 1000)} µm" if score["max_erl_nm"] else ""
