@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from lsdflow_contract.errors import MissingInput
 from lsdflow_launch import commands
-from lsdflow_launch.commands import answer_of, of_this_python
+from lsdflow_launch.commands import answer_of, ask_stage, of_this_python, run_stage
 from lsdflow_launch.doctor.probe import ask_program
 
 REPORT = """import os, sys
@@ -41,6 +43,18 @@ def test_the_answer_is_that_of_a_process_of_its_own(tmp_path: Path, monkeypatch:
     assert (answer.returncode, answer.stdout) == (by_itself.returncode, by_itself.stdout)
     assert answer.stderr.startswith("what went wrong")
     assert "since a moment" in answer.stdout
+
+
+@pytest.mark.parametrize("call", [run_stage, ask_stage])
+def test_a_command_without_its_python_is_missing_input_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., object]
+) -> None:
+    _command(tmp_path, "", python=str(tmp_path / "moved" / "python"))
+    monkeypatch.setenv("LSDFLOW_BIN", str(tmp_path))
+    with pytest.raises(MissingInput, match="asked cannot be started") as caught:
+        call("asked", ["plan"])
+    assert caught.value.where == str(tmp_path / "asked")
+    assert "make setup" in caught.value.fix
 
 
 def test_a_fork_has_loaded_what_all_commands_need_and_nothing_heavy(tmp_path: Path) -> None:

@@ -61,10 +61,14 @@ def stage_command(stage: str) -> Path:
 def ask_stage(stage: str, arguments: Sequence[str]) -> Any:
     """Run a stage command that prints JSON to stdout; return the parsed answer, for any exit code.
 
-    Raises InternalError if the answer is not JSON.
+    Raises InternalError if the answer is not JSON, MissingInput if the command cannot be started.
     """
     started = time.monotonic()
-    done = answer_of([stage_command(stage), *arguments])
+    command = stage_command(stage)
+    try:
+        done = answer_of([command, *arguments])
+    except OSError as error:
+        raise _not_started(command, error) from error
     LOG.debug("$ %s    # exit code %d, %.1f s", shlex.join([stage, *arguments]), done.returncode, _since(started))
     try:
         return json.loads(done.stdout)
@@ -94,8 +98,15 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
 
 
 def run_command(command: Sequence[str]) -> int:
-    """Run a command with its output passed through, and forward stop signals to it. Returns its exit code."""
-    with subprocess.Popen(command) as child:
+    """Run a command with its output passed through, and forward stop signals to it. Returns its exit code.
+
+    Raises MissingInput if it cannot be started.
+    """
+    try:
+        started = subprocess.Popen(command)
+    except OSError as error:
+        raise _not_started(Path(command[0]), error) from error
+    with started as child:
 
         def pass_on(number: int, _frame: FrameType | None) -> None:
             """Forward a signal to the command."""
@@ -108,6 +119,16 @@ def run_command(command: Sequence[str]) -> int:
             for number, handler in before.items():
                 signal.signal(number, handler)
     return code if code >= 0 else 128 - code
+
+
+def _not_started(command: Path, error: OSError) -> MissingInput:
+    """The error of a command that exists but does not start: its Python was removed, or it is no program."""
+    return MissingInput(
+        f"the command {command.name} cannot be started",
+        where=str(command),
+        found=error.strerror or str(error),
+        fix="install it again (make setup for a command of lsdflow)",
+    )
 
 
 @cache
