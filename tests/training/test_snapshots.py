@@ -36,6 +36,11 @@ def test_snapshots_have_the_names_of_the_field(prepared, tmp_path, kind) -> None
         assert all(np.abs(file[n][:]).max() > 0 for n in gradient)
 
 
+def test_the_first_and_the_last_iteration_leave_a_snapshot_too(prepared, tmp_path) -> None:
+    folder = snapshots(prepared("affinities", snapshot_every=2), tmp_path / "t", iterations=5)
+    assert sorted(p.name for p in folder.iterdir()) == [f"batch_{n}.hdf" for n in (1, 2, 4, 5)]
+
+
 @pytest.mark.parametrize("pipeline", ["gunpowder", "gpu"])
 def test_a_snapshot_shows_where_the_loss_counts_and_where_not(prepared, tmp_path, pipeline) -> None:
     made = prepared("mtlsd", pipeline=pipeline, validation_fraction=0.5, elastic_probability=0.0)

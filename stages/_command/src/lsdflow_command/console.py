@@ -91,6 +91,7 @@ def start_logging() -> None:
         handler.set_name(_HANDLER)
         root.addHandler(handler)
         root.setLevel(logging.INFO)
+    logging.getLogger("numexpr").setLevel(logging.WARNING)  # it reports its number of threads, which means nothing here
     _apply()
 
 

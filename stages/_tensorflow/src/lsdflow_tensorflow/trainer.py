@@ -159,7 +159,7 @@ class TensorflowTrainer:
         minutes = self._own_minutes()
         rate = learning_rate(schedules, number, minutes) * self.rate_factor
         patches = [to_patch(batch, self.keys, torch.device("cpu")) for batch in batches]
-        if curves is not None and (number % schedules.snapshot_every == 0 or number == 1):
+        if curves is not None and schedules.has_snapshot(number):
             path, size = snapshot_path(self.folder / "snapshots", number), self.settings.targets.voxel_size_nm
             result = engine.inspect(patches[-1])
             curves.add_pictures(number, pictures(patches[-1], result))

@@ -194,7 +194,9 @@ class TrainingConfig(DistributedConfig, RegularizationConfig, RecordsConfig):
         description="how many of the newest checkpoints are kept; 0 = all (default: from the profile)",
     )
     snapshot_every: int | None = Field(
-        default=None, ge=1, description="iterations between snapshots of a batch (default: from the profile)"
+        default=None,
+        ge=1,
+        description="iterations between snapshots; the first and the last one have one (default: from the profile)",
     )
     num_workers: int | None = Field(
         default=None,

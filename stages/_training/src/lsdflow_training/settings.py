@@ -106,6 +106,10 @@ class Schedules:
     validation_patches: int
     profile_every: int
 
+    def has_snapshot(self, iteration: int) -> bool:
+        """Whether this iteration leaves a snapshot: the first and the last one do, and every `snapshot_every`-th."""
+        return iteration in (1, self.max_iteration) or iteration % self.snapshot_every == 0
+
 
 @dataclass(frozen=True)
 class StepOptions:

@@ -114,6 +114,9 @@ class Trainer:
         begun_at = self.iteration
         if not self._finished():
             end_if_asked()
+            LOG.info(
+                "loading the compiled loops; the first training on a machine compiles them, which takes about a minute"
+            )
             compile_everything()
             ranks = self.group.ranks
             self.patches = read_patches(self.keys, self.settings, self.sources, ranks.rank, ranks.world_size)
@@ -168,7 +171,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(schedules, number, self._minutes()) * self.learning_rate_factor
         patches = [to_patch(batch, self.keys, self.device) for batch in batches]
-        snapshot = self.group.writes and (number % schedules.snapshot_every == 0 or number == 1)
+        snapshot = self.group.writes and schedules.has_snapshot(number)
         result = train_step(
             self.network, self.optimizer, patches, self.precision, keep_gradients=snapshot, gradients=self.gradients
         )
