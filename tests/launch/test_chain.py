@@ -35,7 +35,12 @@ elif verb in ("validate", "describe", "plan", "status"):
 elif (here / f"sleep-{{stage}}").exists():
     time.sleep(30)
 elif (here / f"fail-{{stage}}").exists():
-    sys.exit(int((here / f"fail-{{stage}}").read_text()))
+    code = int((here / f"fail-{{stage}}").read_text())
+    if "--json" in sys.argv:
+        print(json.dumps({{"what": f"{{stage}} is damaged", "exit_code": code}}))
+    sys.exit(code)
+elif "--json" in sys.argv:
+    print(json.dumps({{"blocks": 3, "broken": 0}}))
 """
 
 
@@ -83,6 +88,29 @@ def test_repair_calls_prepare_and_the_finished_stages_of_blocks_and_stops_at_a_f
     assert _lsdflow("repair", str(experiment)).returncode == 65
     assert _calls(stages, "repair")[4:] == ["prepare", "predict", "watershed"]
     assert _calls(stages) == []
+
+
+def test_verify_checks_every_finished_stage_also_after_a_damaged_one_and_names_the_repair(
+    stages: Path, experiment: Path
+) -> None:
+    assert _lsdflow("verify", str(experiment)).returncode == 66
+    (experiment / "manifests").mkdir()
+    for stage in ("prepare", "train-lsd", "watershed", "segment"):
+        (experiment / "manifests" / f"{stage}.json").write_text("{}")
+    (stages / "fail-train-lsd").write_text("65")
+    (stages / "fail-watershed").write_text("73")
+    done = _lsdflow("verify", str(experiment))
+    assert (done.returncode, _calls(stages, "verify")) == (65, ["prepare", "train-lsd", "watershed", "segment"])
+    assert [line.split() for line in done.stdout.splitlines()[:5]] == [
+        ["stage", "blocks", "damaged"],
+        ["prepare", "3", "correct"],
+        ["train-lsd", "train-lsd", "is", "damaged"],
+        ["watershed", "watershed", "is", "damaged"],
+        ["segment", "3", "correct"],
+    ]
+    assert f"lsdflow repair {experiment}" in done.stdout
+    answer = json.loads(_lsdflow("verify", str(experiment), "--json").stdout)
+    assert (answer["exit_code"], answer["answers"]["segment"]) == (65, {"blocks": 3, "broken": 0})
 
 
 @pytest.mark.parametrize(("code", "called"), [(66, ["prepare", "watershed"]), (75, ["prepare"])])

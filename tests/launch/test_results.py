@@ -59,11 +59,13 @@ def test_results_say_which_is_current_and_what_differs(experiment: Experiment) -
     assert first.containers == ("fragments.zarr",)
     done = CliRunner().invoke(app, ["results", str(experiment.layout.root)])
     assert done.exit_code == 0
-    assert [line.split()[:3] for line in done.stdout.splitlines()] == [
+    heading, *lines = done.stdout.splitlines()
+    assert heading.split()[:3] == ["stage", "key", "state"]
+    assert [line.split()[:3] for line in lines] == [
         ["watershed", first.key, "finished"],
         ["watershed", second.key, "current"],
     ]
-    assert all("  fragments.zarr" in line for line in done.stdout.splitlines())
+    assert all("  fragments.zarr" in line for line in lines)
 
 
 def test_an_earlier_result_is_made_current_and_verified(experiment: Experiment) -> None:

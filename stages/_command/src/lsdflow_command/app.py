@@ -75,12 +75,13 @@ OldReplaceOption = Annotated[bool, typer.Option("--replace", hidden=True, callba
 class StageCommand:
     """The command of a stage: its name, the model of its table, and what it does, in a sentence for --help.
 
-    The stage itself is imported at its first use.
+    has_blocks: whether --help lists the verbs for blocks. The stage itself is imported at its first use.
     """
 
     name: str
     config: type[StrictModel]
     summary: str = ""
+    has_blocks: bool = True
 
     def load(self) -> Stage:
         """The stage, loaded by its entry point."""
@@ -224,7 +225,7 @@ def _add_run_and_repair(app: typer.Typer, stage: StageCommand) -> None:
             if json_:
                 typer.echo(json.dumps(_results(opened, stage.name)))
 
-    @app.command()
+    @app.command(hidden=not stage.has_blocks)
     def repair(
         experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
     ) -> None:
@@ -326,7 +327,7 @@ def _add_schema_and_worker(app: typer.Typer, stage: StageCommand) -> None:
         """Print the JSON schema of the stage's table in experiment.toml."""
         typer.echo(json.dumps(stage.config.model_json_schema()))
 
-    @app.command()
+    @app.command(hidden=not stage.has_blocks)
     def worker(experiment: ExperimentOption, override: SetOption = None, debug: DebugOption = False) -> None:
         """Process blocks for a coordinator in another job (one that runs with --set compute.runner=cluster)."""
         with _opened(experiment, override, debug, interruptible=True) as opened:

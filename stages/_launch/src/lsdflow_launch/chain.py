@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lsdflow_contract.errors import Interrupted, MissingInput, StageError, UsageError
+from lsdflow_contract.errors import Interrupted, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, stages_of_mode
 from lsdflow_launch.commands import PASSED_ON, Call, run_stage
 
@@ -25,7 +25,6 @@ class Chain:
     experiment: Experiment
     stages: tuple[str, ...]
     caller: Call = run_stage
-    verb: str = "run"
 
     def run(self) -> int:
         """Run the stages; return the exit code of the first that fails, else 0."""
@@ -34,24 +33,18 @@ class Chain:
     def first_failure(self) -> tuple[str, int]:
         """Run the stages one after another; return the first that fails and its exit code, after writing a report.
 
-        Returns ("", 0) if none fails. A repair continues if that of prepare fails: its sources may be gone, and later
-        stages do not need them.
+        Returns ("", 0) if none fails.
         """
-        failed = ("", 0)
         for stage in self.stages:
-            code = self._call(stage)
-            if code == 0:
-                continue
-            LOG.error("%s ended with exit code %d", stage, code)
-            if stage != LAST and code not in STOPPED and self.verb == "run":
-                self._report()
-            failed = failed if failed[1] else (stage, code)
-            if not (self.verb == "repair" and stage == FIRST and code not in STOPPED):
-                break
-        return failed
+            if code := self._call(stage):
+                LOG.error("%s ended with exit code %d", stage, code)
+                if stage != LAST and code not in STOPPED:
+                    self._report()
+                return stage, code
+        return "", 0
 
     def _call(self, stage: str) -> int:
-        arguments = [self.verb, "--experiment", str(self.experiment.path)]
+        arguments = ["run", "--experiment", str(self.experiment.path)]
         for override in self.experiment.overrides:
             arguments += ["--set", override]
         return self.caller(stage, arguments)
@@ -80,20 +73,6 @@ def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) 
     # A training that is named is run although its network is given.
     wanted = {*experiment.stages, first, last} & {*stages_of_mode(experiment.common.mode)}
     return tuple(stage for stage in STAGES[begin : end + 1] if stage in wanted)
-
-
-def finished_repairable_stages(experiment: Experiment) -> tuple[str, ...]:
-    """Return the finished stages that have a repair, in order. MissingInput (66) if there is none."""
-    repairable = (FIRST, *BLOCK_STAGES)
-    found = tuple(s for s in stages_of(experiment) if s in repairable and experiment.layout.manifest(s).exists())
-    if not found:
-        raise MissingInput(
-            "no finished stage can be repaired",
-            where=experiment.layout.root,
-            wanted=", ".join(repairable),
-            fix="lsdflow run resumes the stages that are not finished",
-        )
-    return found
 
 
 def stage_arguments(verb: str, experiment: Experiment) -> Sequence[str]:

@@ -14,13 +14,13 @@ from lsdflow_command.completion import experiment_folders
 from lsdflow_command.console import start_logging
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
-from lsdflow_launch.chain import Chain, finished_repairable_stages
 from lsdflow_launch.checkpoint_selection.selection import add_selection_verb
 from lsdflow_launch.images.compose_env import write_compose_env
 from lsdflow_launch.init.cli import add_start_verbs
+from lsdflow_launch.integrity import add_integrity_verbs
 from lsdflow_launch.migrate import add_migrate_verb
 from lsdflow_launch.options import Debug, Folder, Json, Set
-from lsdflow_launch.output import next_line, plain_console, print_answer, stdout_for_json
+from lsdflow_launch.output import next_line, plain_console, print_answer
 from lsdflow_launch.planning.cli import add_plan_verb
 from lsdflow_launch.preflight import Scope, show_problems
 from lsdflow_launch.report import add_report_verbs
@@ -35,7 +35,7 @@ from lsdflow_launch.view import add_view_verbs
 DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
 # The order in `--help`: what a new user needs comes first.
 VERBS = (
-    *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "repair", "doctor"),
+    *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "verify", "repair", "doctor"),
     *("results", "use", "clean", "migrate"),
     *("submit", "scale", "cancel", "select-checkpoint", "trace", "schema", "compose-env", "cite"),
 )
@@ -79,18 +79,6 @@ def status(folder: Folder, override: Set = None, as_json: Json = False, debug: D
             typer.echo(json.dumps(states))
         else:
             show_status(states, plain_console())
-
-
-@app.command()
-def repair(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Re-read all volumes and blocks, and recompute only those that are missing or damaged."""
-    with exit_codes(debug, as_json):
-        experiment = load_experiment(folder, override or [])
-        stages = finished_repairable_stages(experiment)
-        with stdout_for_json(as_json):
-            code = Chain(experiment, stages, verb="repair").run()
-        print_answer({"exit_code": code, "stages": stages}, "", as_json)
-    raise typer.Exit(code)
 
 
 @app.command()
@@ -147,6 +135,7 @@ add_cluster_verbs(app)
 add_selection_verb(app)
 add_result_verbs(app)
 add_migrate_verb(app)
+add_integrity_verbs(app)
 add_report_verbs(app)
 add_view_verbs(app)
 add_trace_verb(app)

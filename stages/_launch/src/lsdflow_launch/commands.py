@@ -26,7 +26,7 @@ from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from lsdflow_command.interruption import heard
 from lsdflow_contract.errors import InternalError, MissingInput, StageError, fix_of
@@ -97,13 +97,29 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     return run_command([str(stage_command(stage)), *arguments])
 
 
-def run_command(command: Sequence[str]) -> int:
-    """Run a command with its output passed through, and forward stop signals to it. Returns its exit code.
+def run_stage_for_answer(stage: str, arguments: Sequence[str]) -> tuple[int, dict[str, Any]]:
+    """As run_stage, for a command that prints JSON to stdout. Returns its exit code and its answer.
 
-    Raises MissingInput if it cannot be started.
+    The answer of a command that was killed, or that printed something else, is an error with its exit code.
+    """
+    LOG.info("$ %s", shlex.join([stage, *arguments]))
+    with tempfile.TemporaryFile() as output:
+        code = run_command([str(stage_command(stage)), *arguments], stdout=output)
+        output.seek(0)
+        try:
+            return code, dict(json.loads(output.read()))
+        except (ValueError, TypeError):
+            code = code or InternalError.exit_code
+            return code, {"what": f"{stage} gave no answer", "exit_code": code}
+
+
+def run_command(command: Sequence[str], stdout: IO[bytes] | None = None) -> int:
+    """Run a command and forward stop signals to it. Returns its exit code. Its output is passed through.
+
+    stdout: a file for what the command writes there. Raises MissingInput if the command cannot be started.
     """
     try:
-        started = subprocess.Popen(command)
+        started = subprocess.Popen(command, stdout=stdout)
     except OSError as error:
         raise _not_started(Path(command[0]), error) from error
     with started as child:

@@ -50,6 +50,7 @@ from lsdflow_launch.planning.resources import disk_use
 TRAINING_SECONDS = 600.0
 # The lock file of a program of contract 1, which may still be running.
 NAME_OF_OLD_LOCKS = "lease"
+HEADING = f"{'stage':<12} {'key':<8}  {'state':<10} {'size':>9}  {'last change':>12}  arrays and different settings"
 Key = Annotated[str, typer.Argument(help="key of the result, or its beginning: lsdflow results lists them")]
 
 
@@ -261,7 +262,8 @@ def add_result_verbs(app: typer.Typer) -> None:
         """List the results of each stage: which one is current, its size, its age, and how its settings differ."""
         with exit_codes(debug, as_json):
             found, now = results_of(load_experiment(folder, []).layout), time.time()
-            print_answer(_facts_of(found), "\n".join(result.line(now) for result in found) or "no results yet", as_json)
+            lines = [HEADING, *(result.line(now) for result in found)] if found else ["no results yet"]
+            print_answer(_facts_of(found), "\n".join(lines), as_json)
 
     @app.command(name="use")
     def use_(

@@ -7,7 +7,7 @@ from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
 from lsdflow_training.importers.command import add_import
 
 SUMMARY = "Train the affinity network: behind a frozen LSD network (acrlsd), together with LSDs (mtlsd), or alone."
-app = stage_app(StageCommand("train-acrlsd", TrainAcrlsdConfig, SUMMARY))
+app = stage_app(StageCommand("train-acrlsd", TrainAcrlsdConfig, SUMMARY, has_blocks=False))
 add_import(app, "train-acrlsd")
 
 

@@ -7,7 +7,7 @@ from lsdflow_train_lsd.config import TrainLsdConfig
 from lsdflow_training.importers.command import add_import
 
 SUMMARY = "Train the network that predicts LSDs from raw."
-app = stage_app(StageCommand("train-lsd", TrainLsdConfig, SUMMARY))
+app = stage_app(StageCommand("train-lsd", TrainLsdConfig, SUMMARY, has_blocks=False))
 add_import(app, "train-lsd")
 
 
