@@ -139,7 +139,7 @@ def test_a_lost_chunk_of_nothing_but_background_is_seen_and_made_again(
     Prepare().run(loaded)
     lost = loaded.layout.training_volume("a") / LABELS.dataset / "1.1.1"
     lost.unlink()
-    with pytest.raises(BadData, match="1 parts of blocks of prepare are lost or damaged"):
+    with pytest.raises(BadData, match="parts of blocks of prepare are lost or damaged: 1"):
         Prepare().verify(loaded)
     assert Prepare().repair(loaded)["broken"] == 1
     assert lost.exists()

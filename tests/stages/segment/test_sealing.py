@@ -51,7 +51,7 @@ def test_verify_reports_a_lut_that_was_cut_short_and_the_copy_for_older_readers(
             path.write_bytes(damaged)
             with pytest.raises(BadData, match=name) as caught:
                 Segment().verify(experiment)
-            assert "segment repair" in caught.value.fix
+            assert "lsdflow repair EXPERIMENT" in caught.value.fix
         path.write_bytes(content)
     assert Segment().verify(experiment)["verified"]
 

@@ -31,7 +31,7 @@ LUT_KEY = "fragment_segment_lut"
 NPZ_SHA256 = "npz_sha256"
 # In the facts of the manifest of segment: the folder of its tables, relative to the experiment.
 LUTS_FACT = "luts"
-_REPAIR = "write the tables again: segment repair"
+_REPAIR = "write the tables again: lsdflow repair EXPERIMENT"
 # What numpy, zipfile and zlib raise for a damaged npz.
 _DAMAGE = (ValueError, LookupError, OSError, EOFError, RuntimeError, MemoryError, TypeError, SyntaxError)
 _DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, OverflowError)

@@ -274,7 +274,7 @@ def _settled_name(merge_function: str, part: int) -> str:
 def _left_of(up: BlockTask, merge_function: str, number: int) -> FaceGraph:
     rows = up.rag_store.read_edges(up.key, f"left_{merge_function}", number)
     if not isinstance(rows, RegionFaces):
-        raise BadData("these rows are no faces of regions", where=up.marks.where, fix=f"run {up.stage} repair")
+        raise BadData("these rows are no faces of regions", where=up.marks.where, fix="lsdflow repair EXPERIMENT")
     return graph_of(rows)
 
 
@@ -283,7 +283,7 @@ def _stored_faces(faces: BlockTask, numbers: list[int]) -> Iterator[RagFaces]:
     for number in sorted({*numbers} - recorded_numbers(faces)):
         rows = faces.rag_store.read_edges(faces.key, FACES, number)
         if not isinstance(rows, RagFaces):
-            raise BadData("these rows are no faces", where=faces.marks.where, fix=f"run {faces.stage} repair")
+            raise BadData("these rows are no faces", where=faces.marks.where, fix="lsdflow repair EXPERIMENT")
         yield rows
 
 

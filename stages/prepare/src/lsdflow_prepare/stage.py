@@ -297,7 +297,7 @@ def _verified(label: str, passes: list[VolumePass]) -> int:
             raise BadData(
                 "the report of the volume and the done marks do not belong together",
                 where=task.container,
-                fix="recompute the volume: prepare repair",
+                fix="recompute the volume: lsdflow repair EXPERIMENT",
             )
     return read
 

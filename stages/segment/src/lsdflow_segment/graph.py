@@ -234,7 +234,7 @@ def _require_own_ids(watershed: Manifest, block: int, ids: UInt64s) -> None:
             f"block {block} of the graph has nodes with ids that are not its own, or twice the same",
             wanted=f"ids {first} to {last}, each once",
             found=f"{len(foreign) + len(repeated)} such ids; id {wrong} belongs to {owner}",
-            fix=f"make it again: {stage} repair; if that finds nothing: remove store/blocks/{stage}, and {stage} run",
+            fix=f"lsdflow repair EXPERIMENT; if that finds nothing: remove store/blocks/{stage}, and {stage} run",
         )
 
 
@@ -254,7 +254,7 @@ def _with_repair_hint(written_by: Manifest, rows: Iterator[Rows]) -> Iterator[Ro
     try:
         yield from rows
     except BadData as error:
-        error.fix = "import the graph again" if imported else f"make it again: {written_by.writer.stage} repair"
+        error.fix = "import the graph again" if imported else "recompute it: lsdflow repair EXPERIMENT"
         raise
 
 

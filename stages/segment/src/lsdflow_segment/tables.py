@@ -42,7 +42,7 @@ from lsdflow_segment.mapped_files import write_array
 from lsdflow_segment.sizes import UInt64s
 from lsdflow_segment.threshold_selection import ThresholdChoice, changes_to_next
 
-_REPAIR = "write the tables again: segment repair"
+_REPAIR = "write the tables again: lsdflow repair EXPERIMENT"
 # The number of ids that numpy compresses at once.
 _COMPRESSED_IDS = 1 << 21
 

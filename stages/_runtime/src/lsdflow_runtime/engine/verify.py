@@ -114,10 +114,10 @@ def _read_back(task: BlockTask, records: Mapping[int, Mapping[str, Any]]) -> int
             progress.advance()
     if problems:
         raise BadData(
-            f"{len(problems)} parts of blocks of {task.stage} are lost or damaged",
+            f"parts of blocks of {task.stage} are lost or damaged: {len(problems)}",
             where=", ".join(str(output.folder) for output in task.outputs.values()) or task.experiment.layout.store,
             found="; ".join(problems[:LISTED]) + ("; ..." if len(problems) > LISTED else ""),
-            fix=f"recompute them: {task.stage} repair",
+            fix="recompute them: lsdflow repair EXPERIMENT",
         )
     return len(numbers)
 

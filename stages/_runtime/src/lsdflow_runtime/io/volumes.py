@@ -163,7 +163,7 @@ class Volume:
                 "a chunk cannot be read",
                 where=f"{self.where} {box}",
                 found=error,
-                fix="make the damaged blocks again (repair of the stage that wrote them), or copy the file again",
+                fix="recompute the damaged blocks (lsdflow repair EXPERIMENT), or copy the file again",
             ) from error
 
     def _read_mirrored(self, box: Box) -> npt.NDArray[Any]:
@@ -187,7 +187,7 @@ class Volume:
                     where=file,
                     wanted=f"the values of {box}",
                     found="no file",
-                    fix="the data is lost or was never made: run repair of the stage that writes it",
+                    fix="the data is lost or was never computed: lsdflow repair EXPERIMENT",
                 )
 
     def _chunk_files(self, box: Box) -> Iterator[Path]:

@@ -194,7 +194,7 @@ class DoneMarks:
         return found
 
     def _single_record(self, number: int) -> dict[str, Any]:
-        return read_sealed(self._mark(number), f"make the block again: {self.folder.parent.name} repair")
+        return read_sealed(self._mark(number), "recompute the block: lsdflow repair EXPERIMENT")
 
     def _is_whole(self, range_: int, numbers: Collection[int], blocks: int) -> bool:
         packed = self._packs.numbers_of(range_)

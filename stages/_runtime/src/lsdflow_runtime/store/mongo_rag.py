@@ -168,7 +168,7 @@ class MongoRagStore:
 
     def _missing(self, collection: str, block: int) -> BadData:
         where = f"{self.connection.address}.{collection} block {block}"
-        fix = "run repair of the stage that writes it"
+        fix = "recompute it: lsdflow repair EXPERIMENT"
         return BadData("rows of the graph that should exist do not", where=where, fix=fix)
 
     def _wanted_headers(self, collection: str, key: str, blocks: Iterable[int] | None) -> Iterator[Document]:
@@ -202,7 +202,7 @@ class MongoRagStore:
         collection, key, block = header["collection"], header["key"], header["block"]
         find = _rows_of(key, block)
         documents = self.connection.call(lambda db: list(db[collection].find(find).sort("_id", ASCENDING)))
-        where, fix = f"{self.connection.address}.{collection} block {block}", "run repair of the stage that writes it"
+        where, fix = f"{self.connection.address}.{collection} block {block}", "recompute it: lsdflow repair EXPERIMENT"
         try:
             found = rows(documents)
         except (KeyError, TypeError, ValueError, OverflowError, BadData) as error:

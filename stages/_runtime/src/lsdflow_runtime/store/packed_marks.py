@@ -162,8 +162,7 @@ def in_ranges(numbers: Iterable[int]) -> dict[int, set[int]]:
 
 def damaged_pack(path: Path, found: object) -> BadData:
     """The error for an unreadable pack, whose marks are stored nowhere else."""
-    stage = path.parents[2].name
-    fix = f"run {stage} repair: blocks of this range are made again where their marks are lost, with the same bits"
+    fix = "lsdflow repair EXPERIMENT recomputes the blocks whose marks are lost, with the same bits"
     first = int(path.stem) * PACK_BLOCKS
     wanted = f"marks of blocks {first} to {first + PACK_BLOCKS - 1}"
     return BadData("damaged pack of done marks", where=path, wanted=wanted, found=found, fix=fix)
