@@ -114,9 +114,11 @@ class Mongod:
         self._process = None
 
     def freeze(self) -> None:
-        """It keeps its port and answers nothing."""
+        """It keeps its port and answers nothing, from the moment when this returns."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
+            # A signal takes effect later; until then its threads still answer.
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """Let it continue."""
