@@ -143,14 +143,16 @@ demo-network: setup  ## train the network of the demo again and store it in the 
 	mkdir -p $(DEMO_NETWORK)
 	cd .cache/demo_network/train/train-acrlsd/checkpoints/00004000 && cp bundle.json bundle.sha256 weights.safetensors $(CURDIR)/$(DEMO_NETWORK)
 
-# Two processes. If one dies (for example for lack of memory), the whole run fails, because a new process would get no
-# work and the run would never end. After 20 minutes a test counts as hanging: its traceback is printed and its
-# process ends.
-IN_TWO := -n 2 --max-worker-restart=0 -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
+# If a process dies (for example for lack of memory), the whole run fails, because a new process would get no work and
+# the run would never end. After 20 minutes a test counts as hanging: its traceback is printed and its process ends.
+PROCESSES := --max-worker-restart=0 -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
+# Three processes for two cores where tests often wait for workers and servers; two where they compute.
+IN_TWO := -n 2 $(PROCESSES)
+IN_THREE := -n 3 $(PROCESSES)
 # Each process gets one file at a time. The longest files come first, so that no process waits long for the last one.
-BY_FILE := $(IN_TWO) --dist loadfile --no-loadscope-reorder
-BLOCKS_PYTEST := LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest $(BY_FILE)
-TRAINING_PYTEST := .venv/training/bin/pytest $(BY_FILE)
+BY_FILE := --dist loadfile --no-loadscope-reorder
+BLOCKS_PYTEST := LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest $(IN_THREE) $(BY_FILE)
+TRAINING_PYTEST := .venv/training/bin/pytest $(IN_TWO) $(BY_FILE)
 
 test: $(if $(PACKAGE),test-package,test-core)  ## run the tests that every change must pass, in minutes; PACKAGE=watershed: those of one package
 
@@ -163,7 +165,7 @@ test-core: setup
 TESTED := $(patsubst _%,%,$(PACKAGE))
 PACKAGE_ENVIRONMENT := $(if $(filter train-lsd train-acrlsd training,$(TESTED)),training,$(if $(filter tensorflow view,$(TESTED)),$(TESTED),blocks))
 test-package: known-package setup $(if $(filter tensorflow view,$(TESTED)),setup-$(TESTED)) $(if $(filter view,$(TESTED)),.cache/readers/.installed)
-	LSDFLOW_BIN=$(CURDIR)/bin .venv/$(PACKAGE_ENVIRONMENT)/bin/pytest $(BY_FILE) $(TESTS_OF_$(TESTED))
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/$(PACKAGE_ENVIRONMENT)/bin/pytest $(IN_TWO) $(BY_FILE) $(TESTS_OF_$(TESTED))
 
 known-package:
 	@$(if $(TESTS_OF_$(TESTED)),,$(error there is no package "$(PACKAGE)"; the packages are $(sort $(patsubst TESTS_OF_%,%,$(filter TESTS_OF_%,$(.VARIABLES))))))true

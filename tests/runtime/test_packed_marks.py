@@ -196,7 +196,7 @@ def test_every_flipped_bit_of_a_pack_is_noticed_or_does_no_harm(tmp_path: Path) 
             assert marks.done() == set(wanted), position
             assert marks.records() == wanted, position
         except BadData as error:
-            noticed += "stage repair" in error.fix
+            noticed += "lsdflow repair" in error.fix
     assert noticed > 40
 
 

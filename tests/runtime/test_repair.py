@@ -147,7 +147,7 @@ def test_a_damaged_pack_of_marks_is_named_and_its_blocks_are_made_again_with_the
             verb()
         assert caught.value.exit_code == 65
         assert caught.value.where == str(pack_of(finished))
-        assert "toy repair" in caught.value.fix
+        assert "lsdflow repair" in caught.value.fix
     assert single.exists()
     found = repair(finished)
     after = state(finished)

@@ -270,22 +270,22 @@ def test_scores_outside_zero_to_one_are_refused(make_experiment: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("collection", "key", "stage"),
+    ("collection", "key"),
     [
-        ("nodes", "watershed-key", "watershed"),
-        ("edges_hist_quant_75", "agglomerate-key", "agglomerate"),
-        ("edges_mean", "agglomerate-key", "agglomerate"),
+        ("nodes", "watershed-key"),
+        ("edges_hist_quant_75", "agglomerate-key"),
+        ("edges_mean", "agglomerate-key"),
     ],
 )
 @pytest.mark.parametrize("block", [0, 1])
-def test_a_block_without_its_rows_is_refused_naming_it_and_who_repairs_it(
-    make_experiment: Make, collection: str, key: str, stage: str, block: int
+def test_a_block_without_its_rows_is_refused_naming_it_and_its_repair(
+    make_experiment: Make, collection: str, key: str, block: int
 ) -> None:
     experiment = make_experiment()
     (experiment.layout.store / collection / key / f"{block}.parquet").unlink()
     with pytest.raises(BadData, match=f"the rows of block {block}") as caught:
         Segment().run(experiment)
-    assert (caught.value.exit_code, caught.value.fix) == (65, f"make it again: {stage} repair")
+    assert (caught.value.exit_code, caught.value.fix) == (65, "recompute it: lsdflow repair EXPERIMENT")
     assert not experiment.layout.manifest("segment").exists()
 
 
