@@ -33,6 +33,20 @@ COVERED = """image => {
   return alphas.filter((a) => a > 127).length / alphas.length;
 }"""
 
+# Every text of the charts that are shown: whether it leaves its chart, and which other text of the chart it covers.
+TEXTS_OF_CHARTS = """() => [...document.querySelectorAll('svg.chart')].flatMap((chart) => {
+  const box = chart.getBoundingClientRect();
+  const texts = [...chart.querySelectorAll('text')].filter((text) => text.textContent.trim());
+  const rects = texts.map((text) => text.getBoundingClientRect());
+  const before = (a, b) => a.right - 1 <= b.left || a.bottom - 2 <= b.top;
+  const crosses = (a, b) => !before(a, b) && !before(b, a);
+  return box.width === 0 ? [] : texts.map((text, i) => ({
+    text: text.textContent,
+    cut: rects[i].left < box.left - 1 || rects[i].right > box.right + 1 || rects[i].bottom > box.bottom + 1,
+    overlaps: texts.filter((_, j) => j !== i && crosses(rects[i], rects[j])).map((other) => other.textContent).join(),
+  }));
+})"""
+
 
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory: pytest.TempPathFactory, blocks_python: Path) -> dict[str, Path]:
@@ -162,6 +176,13 @@ def test_pictures_are_there_and_have_words_for_those_who_do_not_see_them(reports
     for image in images.all():
         assert (image.get_attribute("alt") or "").strip()
         assert image.evaluate("image => image.complete && image.naturalWidth > 0")
+
+
+def test_no_text_of_a_chart_is_cut_or_overlaps_another(reports: dict[str, Path], visit: Any) -> None:
+    visit.page.goto((reports["finished"] / "index.html").as_uri())
+    texts = visit.page.evaluate(TEXTS_OF_CHARTS)
+    assert len(texts) > 40
+    assert [text for text in texts if text["cut"] or text["overlaps"]] == []
 
 
 def test_the_3_d_snapshot_shows_segments_in_the_colours_of_its_list(reports: dict[str, Path], visit: Any) -> None:

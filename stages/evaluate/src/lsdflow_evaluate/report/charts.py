@@ -99,10 +99,10 @@ def draw_charts(data: ReportData) -> Charts:
         quality=tuple(_quality(data)),
         counts=(
             *_lut_chart(data, "Segments", "segments", Axis("number of segments", log=True), text="chosen {:g}"),
-            # Needs no ground truth: where the partition hardly changes, thresholds are good.
+            # Needs no ground truth: thresholds are good where the segmentation hardly changes.
             *_lut_chart(
                 data,
-                "Change to the next threshold (low: stable; no truth needed)",
+                "Change to the next threshold (low: stable)",
                 "change_to_next_bits",
                 Axis("bits to the next threshold", from_zero=True),
             ),
