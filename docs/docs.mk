@@ -20,5 +20,5 @@ docs: setup $(DOCS)/.installed  ## the documentation site: site/index.html; a br
 test-docs: docs  ## builds the site; checks it, and every command of README.md and docs/
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest $(IN_TWO) $(DOCS_TESTS)
 
-lock-docs: $(UV)  ## resolve docs/requirements.in anew
+lock-docs: $(UV)  ## resolve docs/requirements.in again
 	$(COMPILE) docs/requirements.in -o docs/requirements.lock

@@ -1,6 +1,6 @@
 """The drawings of docs/how_it_works.md, as SVG: made from small real computations, not drawn by hand.
 
-Run it to write docs/drawings/*.svg anew; a test compares. Each has a light card of its own, so it is read on any page.
+Run it to write docs/drawings/*.svg; a test compares them. Each has a light card of its own, so it is read on any page.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def agglomeration() -> str:
         ("score of an edge = 1 - a quantile of the affinities", INK),
         ("on the whole face between the two", INK),
         ("score <= threshold 0.40: joined; cheapest first,", INK),
-        ("and the scores of the larger pieces counted anew", SOFT),
+        ("and the scores of the larger pieces computed again", SOFT),
         ("a segment is named by its smallest fragment: 1 and 4", CELLS[0]),
     )
     parts += _notes(480, 60, notes)

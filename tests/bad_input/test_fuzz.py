@@ -67,7 +67,7 @@ JSON_VALUES = st.recursive(
 
 @pytest.fixture(scope="module")
 def labs(laboratory: Laboratory) -> dict[str, Lab]:
-    """One experiment for each state; every example writes its tables or metadata anew."""
+    """One experiment for each state; every example writes its own tables or metadata."""
     return {after: laboratory.lab(after) for after in ("init", "agglomerate")}
 
 

@@ -81,7 +81,7 @@ def test_every_init_of_the_pages_is_typed_here() -> None:
 def test_a_network_that_was_trained_elsewhere_leaves_its_training_out(desk: Path, type_in: Type) -> None:
     assert f"`{INIT_CHECKPOINT}`" in page(TRAIN)
     shutil.copytree(CHECKPOINT, desk / "FOLDER")
-    cremi_zarr(desk / "big.zarr", (130, 140, 140), size_nm=10, labels=False, anew=True)
+    cremi_zarr(desk / "big.zarr", (130, 140, 140), size_nm=10, labels=False, overwrite=True)
     type_in(f"bin/{INIT_CHECKPOINT}")
     assert "train-acrlsd" not in json.loads(type_in("bin/lsdflow status exp --json"))
 
@@ -129,7 +129,7 @@ def test_an_experiment_for_a_cluster(desk: Path, type_in: Type) -> None:
 
 @pytest.mark.slow
 def test_from_a_clone_the_divided_volume_is_one_that_validate_and_plan_take(desk: Path, type_in: Type) -> None:
-    cremi_zarr(desk / "labelled.zarr", (250, 250, 250), 10, anew=True)
+    cremi_zarr(desk / "labelled.zarr", (250, 250, 250), 10, overwrite=True)
     lines = [line for line in shell_lines(page(CLONE)) if line.split()[1] in ("init", "validate", "plan")]
     assert lines == [INIT_OWN, "bin/lsdflow validate own", "bin/lsdflow plan own"]
     output = type_in(lines[0])

@@ -31,10 +31,10 @@ def grey(labels: Array, dtype: str = "uint8", largest: int = 250) -> Array:
 
 
 def cremi_zarr(
-    path: Path, shape: tuple[int, int, int], size_nm: float = 8, *, labels: bool = True, anew: bool = False
+    path: Path, shape: tuple[int, int, int], size_nm: float = 8, *, labels: bool = True, overwrite: bool = False
 ) -> None:
-    """A zarr container in CREMI's layout; `anew` in place of one that is there."""
-    if anew:
+    """A zarr container in CREMI's layout; `overwrite` replaces an existing one."""
+    if overwrite:
         shutil.rmtree(path)
     ids = cells(shape)
     wanted: dict[str, Array] = {"volumes/raw": grey(ids), **({"volumes/labels/neuron_ids": ids} if labels else {})}

@@ -290,8 +290,8 @@ def test_a_scored_checkpoint_is_scored_again_only_with_other_settings(experiment
     selection_of(experiment, again := StandIn(voi)).update()
     assert again.calls == []
     other = load_experiment(experiment.path, ["watershed.min_seed_distance_vox=9"])
-    selection_of(other, anew := StandIn({10: 0.5, 20: 3.0, 30: 3.0})).update()
-    assert anew.checked == [10, 20, 30]
+    selection_of(other, later := StandIn({10: 0.5, 20: 3.0, 30: 3.0})).update()
+    assert later.checked == [10, 20, 30]
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 10
     selection_of(load_experiment(experiment.path, ["compute.workers=9"]), same := StandIn(voi)).update()
     assert same.calls == []

@@ -78,7 +78,7 @@ def test_a_later_stage_resumes_from_the_graph_of_an_earlier_contract_with_the_sa
 
 
 @pytest.mark.parametrize("archived", EVALUATED, indirect=True, ids=_name)
-def test_scores_of_an_earlier_contract_are_verified_and_scored_anew_the_same(archived: Experiment) -> None:
+def test_scores_of_an_earlier_contract_are_verified_and_a_new_evaluation_gives_the_same(archived: Experiment) -> None:
     layout = archived.layout
     scores = layout.report / "scores.json"
     expected = json.loads(scores.read_text())

@@ -182,7 +182,7 @@ def _written(folder: Path) -> set[tuple[Path, int]]:
     return {(p.relative_to(folder), p.stat().st_mtime_ns) for p in files}
 
 
-def test_a_rerun_of_the_finished_chain_makes_nothing_anew(reference: Path) -> None:
+def test_a_rerun_of_the_finished_chain_writes_nothing(reference: Path) -> None:
     before = _written(reference)
     for stage in ("prepare", *BLOCK_STAGES):
         assert _run(stage, reference, "compute.runner=serial").returncode == 0

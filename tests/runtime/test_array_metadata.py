@@ -55,7 +55,7 @@ def test_groups_are_added_to_a_container_of_an_earlier_version_that_is_resumed(
     assert zarr.open_group(output.path, mode="r")["volumes/segmentation"].shape == (8, 16, 16)
 
 
-def test_an_array_made_anew_in_the_other_format_is_found_from_the_root(tmp_path: Path) -> None:
+def test_an_array_written_again_in_the_other_format_is_found_from_the_root(tmp_path: Path) -> None:
     output = written(tmp_path / "a.zarr", 3)
     other = OutputArray(output.path, SEGMENTATION, GRID, GRID.box, (8, 8, 8), 2)
     with pytest.raises(OutputConflict):

@@ -167,7 +167,7 @@ def test_nothing_is_done_where_nothing_is_broken(finished: Experiment) -> None:
     assert state(finished) == before
 
 
-def test_a_lost_array_is_made_anew_as_a_whole(finished: Experiment) -> None:
+def test_a_lost_array_is_computed_again_as_a_whole(finished: Experiment) -> None:
     from lsdflow_toy.stage import repair, verify
 
     before = state(finished)

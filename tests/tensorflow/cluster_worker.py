@@ -1,4 +1,4 @@
-"""What one process of a TensorFlow cluster does in the test of two: a module, since it is started anew."""
+"""What one process of a TensorFlow cluster does in the test of two: a module, because it is a process of its own."""
 
 from __future__ import annotations
 

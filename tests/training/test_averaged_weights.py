@@ -47,7 +47,7 @@ def test_the_network_has_the_average_within_the_block_alone_also_after_an_error(
     assert one.weight.requires_grad
 
 
-def test_an_average_that_begins_anew_forgets_what_was_before() -> None:
+def test_an_average_that_begins_again_forgets_earlier_weights() -> None:
     one = network(1.0)
     averaged = AveragedWeights(one, 0.9)
     torch.nn.init.constant_(one.weight, 5.0)

@@ -97,10 +97,10 @@ def mirrored(gallery: ViewerLayers, folder: Path) -> Path:
     return folder
 
 
-def test_a_volume_made_anew_since_the_export_is_shown_from_the_experiment_and_reported(
+def test_a_volume_computed_again_since_the_export_is_shown_from_the_experiment_and_reported(
     experiment: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    again = read_manifest(experiment.layout, "segment").model_copy(update={"identity": "made anew"})
+    again = read_manifest(experiment.layout, "segment").model_copy(update={"identity": "another"})
     experiment.layout.manifest("segment").unlink()
     again.write(experiment.layout)
     with caplog.at_level(logging.WARNING):

@@ -1,7 +1,7 @@
 """Make the administrator and the users of a mongod that runs with authorization; passwords come from files.
 
-The first user is made through the server's localhost exception, which ends with it. Run again it sets the passwords
-anew and changes nothing else.
+The first user is made through the server's localhost exception, which ends with it. A second run sets the
+passwords again and changes nothing else.
 """
 
 from __future__ import annotations

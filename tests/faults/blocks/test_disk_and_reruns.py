@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness import BLOCKS, SERIAL, STAGES, World, count, identity, seeds, store_of, written
 
-# The report of evaluate is made anew by every run.
+# The report of evaluate is written again by every run.
 KEPT = STAGES[:3]
 
 

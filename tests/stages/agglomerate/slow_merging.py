@@ -1,4 +1,4 @@
-"""Slow and obviously right: agglomeration with dictionaries; in every round all scores are made anew."""
+"""Slow and obviously right: agglomeration with dictionaries; in every round all scores are computed again."""
 
 from __future__ import annotations
 

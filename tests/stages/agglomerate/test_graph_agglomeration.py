@@ -226,7 +226,7 @@ def test_the_graph_is_not_changed() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_a_thousand_regions_fall_into_one_with_a_table_that_is_made_anew() -> None:
+def test_a_thousand_regions_merge_into_one_while_the_table_is_rebuilt() -> None:
     """Many moved edges fill the table of pairs; scores stay those of the slow reference (a star, then a chain)."""
     generator = np.random.default_rng(1)
     u = generator.integers(0, 120, 3000)

@@ -34,7 +34,7 @@ def affinities(labels: NDArray[np.uint64], predicted: NDArray[np.uint8], write: 
 
 
 def slow_affinities(labels: NDArray[np.uint64], predicted: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Face by face: the whole volume is described anew with both fragments as one; NaN where there is no face."""
+    """Face by face: all descriptors are computed again with both fragments as one; NaN where there is no face."""
     seen, apart = predicted.astype(float) / 255, described(labels).astype(float)
     found = np.full((3, *labels.shape), np.nan)
     together: dict[tuple[int, int], NDArray[np.float64]] = {}

@@ -1,4 +1,4 @@
-"""The arrays under agglomeration on the graph: histograms are added, pairs are found, also in a table made anew."""
+"""The arrays under agglomeration on the graph: histograms are added, pairs are found, also in a rebuilt table."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_faces_and_sums_of_affinities_are_those_of_the_rows() -> None:
     assert edges.total.tolist() == [16, 1020]
 
 
-def test_a_full_table_is_made_anew_and_forgets_only_what_is_gone() -> None:
+def test_a_full_table_is_rebuilt_and_loses_only_removed_edges() -> None:
     size = 40
     edges = edges_with([{1: 1}, {2: 1}], [0, 1, 2, 3])
     table = new_table(2)
@@ -57,5 +57,5 @@ def test_a_full_table_is_made_anew_and_forgets_only_what_is_gone() -> None:
     put_edge(table, edges, size, 0, 1, 0)
     assert table.used[0] < table.keys.size
     assert find_edge(table, size, 1, 0) == 0
-    assert find_edge(table, size, 2, 3) == 1, "put in again when the table was made anew"
+    assert find_edge(table, size, 2, 3) == 1, "inserted again when the table was rebuilt"
     assert find_edge(table, size, 38, 39) == NONE

@@ -302,7 +302,7 @@ def spoil_target(experiment: Experiment) -> None:
 
 def spoil_watershed(experiment: Experiment) -> None:
     found = read_manifest(experiment.layout, "watershed")
-    found.model_copy(update={"identity": "made anew"}).write(experiment.layout)
+    found.model_copy(update={"identity": "another"}).write(experiment.layout)
 
 
 @pytest.mark.parametrize(

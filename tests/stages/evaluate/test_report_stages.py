@@ -269,7 +269,7 @@ def test_scores_are_reported_again_only_for_the_present_segmentation_and_setting
     write_report(experiment)
     assert f"{scores['voi']:.3f}" in (experiment.layout.report / "index.html").read_text()
     segment = read_manifest(experiment.layout, "segment")
-    segment.model_copy(update={"identity": "made anew"}).write(experiment.layout)
+    segment.model_copy(update={"identity": "another"}).write(experiment.layout)
     assert _present_scores(experiment, EvaluateConfig()) == {}
     write_report(experiment)
     assert "evaluate run makes them" in (experiment.layout.report / "index.html").read_text()

@@ -116,7 +116,7 @@ def test_named_regions_and_masks_score_what_their_voxels_score_at_every_threshol
     assert Evaluate().verify(experiment)["verified"]
 
 
-def test_another_region_is_counted_anew_and_a_key_without_regions_stays_what_it_was(make_experiment: Make) -> None:
+def test_another_region_is_counted_again_and_the_key_without_regions_stays_the_same(make_experiment: Make) -> None:
     plain, named = (require_counting(make_experiment("a", *given)).task for given in ((), (CORE,)))
     assert set(plain.config["regions"]) == {"roi"}
     assert plain.key != named.key

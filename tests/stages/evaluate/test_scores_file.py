@@ -87,7 +87,7 @@ def test_six_of_each_kind_of_the_worst_are_first_and_none_is_lost() -> None:
     assert [row["what"].split()[1] for row in others] == ["6", "7"]
 
 
-def test_ranks_of_the_worst_begin_anew_for_each_kind_and_region(tmp_path: Path) -> None:
+def test_ranks_of_the_worst_begin_at_one_for_each_kind_and_region(tmp_path: Path) -> None:
     errors = [{**ERROR, "kind": kind, **SITE} for kind in ("split", "split", "merge", "merge")]
     path = tmp_path / "worst.csv"
     write_worst(path, {"worst": errors, "regions": {"core": {"worst": errors[1:3]}}})

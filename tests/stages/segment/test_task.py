@@ -255,7 +255,7 @@ def test_voxels_that_differ_from_the_graph_remove_the_manifest(make_experiment: 
 def test_edges_of_other_fragments_are_refused(make_experiment: Make) -> None:
     experiment = make_experiment()
     found = read_manifest(experiment.layout, "watershed")
-    found.model_copy(update={"identity": "made anew"}).write(experiment.layout)
+    found.model_copy(update={"identity": "another"}).write(experiment.layout)
     with pytest.raises(ContractMismatch, match="different runs"):
         Segment().run(experiment)
 
