@@ -17,12 +17,32 @@ from lsdflow_training.processes import launch
 from lsdflow_training.processes.ranks import Ranks
 from lsdflow_training.settings import Distribution
 
+# Every Python that finds it as sitecustomize.py stores the names of its threads, those of C++ too, when it exits.
+THREADS_AT_EXIT = """
+import atexit, os
+from pathlib import Path
 
-def test_two_processes_are_started_and_leave_one_training(training) -> None:
+def store():
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    (Path(__file__).parent / f"threads-{os.environ.get('RANK')}").write_text("\\n".join(names))
+
+atexit.register(store)
+"""
+
+
+def test_two_processes_are_started_and_leave_one_training_and_no_thread_of_their_group(
+    training, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(THREADS_AT_EXIT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     experiment = load_experiment(
         training("two", max_iteration=1, peer_timeout_s=240.0).toml, ["train-acrlsd.processes=2"]
     )
     TrainAcrlsd().run(experiment)
+    # A thread of the group that runs until Python exits can abort a process that has finished its work.
+    for rank in (0, 1):
+        threads = (tmp_path / f"threads-{rank}").read_text().splitlines()
+        assert [name for name in threads if "gloo" in name] == [], threads
     made = read_manifest(experiment.layout, "train-acrlsd")
     assert made.facts["iteration"] == 1
     assert made.config["processes"] == 2

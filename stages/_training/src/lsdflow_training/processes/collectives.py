@@ -7,6 +7,7 @@ same error.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -134,6 +135,9 @@ def open_group(ranks: Ranks, device: str, timeout_s: float) -> Iterator[Group]:
             group.wait_for_all()
     finally:
         dist.destroy_process_group()
+        # A wrapped network is a reference cycle that keeps the threads of the group. If they still run when Python
+        # exits, the C++ library may abort a process that has finished its work.
+        gc.collect()
 
 
 def _is_of_connection(error: RuntimeError) -> bool:
