@@ -42,7 +42,8 @@ TEXTS_OF_CHARTS = """() => [...document.querySelectorAll('svg.chart')].flatMap((
   const crosses = (a, b) => !before(a, b) && !before(b, a);
   return box.width === 0 ? [] : texts.map((text, i) => ({
     text: text.textContent,
-    cut: rects[i].left < box.left - 1 || rects[i].right > box.right + 1 || rects[i].bottom > box.bottom + 1,
+    cut: rects[i].left < box.left - 1 || rects[i].right > box.right + 1
+      || rects[i].top < box.top - 1 || rects[i].bottom > box.bottom + 1,
     overlaps: texts.filter((_, j) => j !== i && crosses(rects[i], rects[j])).map((other) => other.textContent).join(),
   }));
 })"""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lsdflow_contract.experiment import load_experiment
+from lsdflow_launch.integrity import Checked
 from lsdflow_launch.slurm.table import cluster_of
 
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
@@ -108,9 +109,45 @@ def test_verify_checks_every_finished_stage_also_after_a_damaged_one_and_names_t
         ["watershed", "watershed", "is", "damaged"],
         ["segment", "3", "correct"],
     ]
-    assert f"lsdflow repair {experiment}" in done.stdout
+    assert "lsdflow repair" not in done.stdout, "no repair changes settings or a training"
+    (stages / "fail-watershed").write_text("65")
+    assert f"lsdflow repair {experiment}" in _lsdflow("verify", str(experiment)).stdout
     answer = json.loads(_lsdflow("verify", str(experiment), "--json").stdout)
     assert (answer["exit_code"], answer["answers"]["segment"]) == (65, {"blocks": 3, "broken": 0})
+
+
+@pytest.mark.parametrize(
+    ("facts", "row"),
+    [
+        ({"blocks_read_back": {"training/a": 2, "target": 4}, "verified": True}, ["6", "correct"]),
+        ({"blocks": 9, "blocks_read_back": 3, "faces_blocks_read_back": 2}, ["5", "correct"]),
+        (
+            {"blocks": 4, "broken": 1, "faces_blocks": 2, "faces_broken": 2, "parts": {"3": "edges"}},
+            ["6", "3", "repaired"],
+        ),
+        ({"iteration": 400, "verified": True}, ["correct"]),
+        (
+            {"blocks": 4, "broken": 0, "failed_blocks": ["block 3"]},
+            ["4", "correct,", "without", "1", "failed", "blocks", "that", "were", "accepted"],
+        ),
+    ],
+)
+def test_the_row_of_a_stage_sums_its_passes(facts: dict[str, object], row: list[str]) -> None:
+    assert Checked("watershed", 0, facts).line().split() == ["watershed", *row]
+
+
+def test_a_stage_that_is_killed_while_it_verifies_is_reported_with_its_exit_code(
+    stages: Path, experiment: Path
+) -> None:
+    (experiment / "manifests").mkdir()
+    (experiment / "manifests" / "segment.json").write_text("{}")
+    (stages / "segment").write_text("#!/bin/sh\nkill -9 $$\n")
+    done = _lsdflow("verify", str(experiment))
+    assert (done.returncode, done.stdout.splitlines()[1].split()) == (
+        137,
+        ["segment", "segment", "ended", "without", "an", "answer"],
+    )
+    assert "exit code 137" in done.stderr
 
 
 @pytest.mark.parametrize(("code", "called"), [(66, ["prepare", "watershed"]), (75, ["prepare"])])

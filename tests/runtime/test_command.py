@@ -70,8 +70,6 @@ class Unhelpful(Empty):
 class Faulty(Empty):
     """A stage with an internal error."""
 
-    repairable = True
-
     def repair(self, experiment: Experiment) -> dict[str, int]:
         raise ZeroDivisionError(experiment.path)
 
@@ -89,7 +87,7 @@ def outcome(experiment: Path) -> dict[str, object]:
     return dict(read_json(path))
 
 
-APP = stage_app(StageCommand("sleepy", StrictModel))
+APP = stage_app(StageCommand("sleepy", StrictModel, has_blocks=False))
 UNHELPFUL = stage_app(StageCommand("unhelpful", StrictModel))
 FAULTY = stage_app(StageCommand("faulty", StrictModel))
 
@@ -125,10 +123,13 @@ def test_an_internal_error_is_json_with_json(experiment: Path) -> None:
     assert answer["what"].startswith("internal: ZeroDivisionError")
 
 
-def test_a_stage_without_blocks_has_no_repair_and_reports_a_fix(experiment: Path) -> None:
-    done = CliRunner().invoke(APP, ["repair", "-e", str(experiment)])
+@pytest.mark.parametrize("verb", ["repair", "worker"])
+def test_a_stage_without_blocks_has_no_repair_and_no_workers_and_reports_a_fix(experiment: Path, verb: str) -> None:
+    done = CliRunner().invoke(APP, [verb, "-e", str(experiment)])
     assert done.exit_code == 2
     assert "sleepy run" in done.output
+    listed = [f" {verb} " in CliRunner().invoke(app, ["--help"]).output for app in (APP, FAULTY)]
+    assert listed == [False, True]
 
 
 @pytest.mark.parametrize("debug", [[], ["--debug"]])

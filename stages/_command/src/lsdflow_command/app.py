@@ -75,7 +75,8 @@ OldReplaceOption = Annotated[bool, typer.Option("--replace", hidden=True, callba
 class StageCommand:
     """The command of a stage: its name, the model of its table, and what it does, in a sentence for --help.
 
-    has_blocks: whether --help lists the verbs for blocks. The stage itself is imported at its first use.
+    has_blocks: whether it processes blocks; without, --help does not list `repair` and `worker`, which refuse with the
+    command to use. The stage itself is imported at its first use.
     """
 
     name: str
@@ -92,7 +93,8 @@ def stage_app(stage: StageCommand) -> Verbs:
     """The application of a stage."""
     app = Verbs(name=stage.name)
     app.callback(help=f"{stage.summary} Example: {stage.name} run --experiment DIR".strip())(_version_callback(stage))
-    _add_run_and_repair(app, stage)
+    _add_run(app, stage)
+    _add_repair_and_worker(app, stage)
     _add_validate_and_plan(app, stage)
     add_report_verb(app, "status", "Show what is done so far.", lambda experiment: stage.load().status(experiment))
     add_report_verb(
@@ -101,7 +103,7 @@ def stage_app(stage: StageCommand) -> Verbs:
         "Re-read the results of the finished stage and check them; the exit code is 0 only if all are correct.",
         lambda experiment: stage.load().verify(experiment),
     )
-    _add_schema_and_worker(app, stage)
+    _add_schema(app, stage)
     _add_verbs_for_other_commands(app, stage)
     return app
 
@@ -207,7 +209,7 @@ def _begun(stage: StageCommand, experiment: Experiment) -> Iterator[Stage]:
         yield loaded
 
 
-def _add_run_and_repair(app: typer.Typer, stage: StageCommand) -> None:
+def _add_run(app: typer.Typer, stage: StageCommand) -> None:
     @app.command()
     def run(
         experiment: ExperimentOption,
@@ -225,6 +227,8 @@ def _add_run_and_repair(app: typer.Typer, stage: StageCommand) -> None:
             if json_:
                 typer.echo(json.dumps(_results(opened, stage.name)))
 
+
+def _add_repair_and_worker(app: typer.Typer, stage: StageCommand) -> None:
     @app.command(hidden=not stage.has_blocks)
     def repair(
         experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
@@ -232,10 +236,23 @@ def _add_run_and_repair(app: typer.Typer, stage: StageCommand) -> None:
         """Re-read all results and recompute only those that are missing or damaged."""
         with _opened(experiment, override, debug, json_, interruptible=True) as opened:
             form_log_lines(opened.compute.log_format, stage.name)
-            if not stage.load().repairable:
-                raise UsageError(f"{stage.name} does not work on blocks", fix=f"{stage.name} run")
+            _require_blocks(stage)
             with _begun(stage, opened) as begun:
                 _show_facts(begun.repair(opened), json_)
+
+    @app.command(hidden=not stage.has_blocks)
+    def worker(experiment: ExperimentOption, override: SetOption = None, debug: DebugOption = False) -> None:
+        """Process blocks for a coordinator in another job (one that runs with --set compute.runner=cluster)."""
+        with _opened(experiment, override, debug, interruptible=True) as opened:
+            form_log_lines(opened.compute.log_format, stage.name)
+            _require_blocks(stage)
+            with monitored(stage.name, opened, is_worker=True):
+                stage.load().join(opened)
+
+
+def _require_blocks(stage: StageCommand) -> None:
+    if not stage.has_blocks:
+        raise UsageError(f"{stage.name} does not work on blocks", fix=f"{stage.name} run")
 
 
 def _results(experiment: Experiment, name: str) -> dict[str, Any]:
@@ -321,19 +338,11 @@ def add_report_verb(app: typer.Typer, verb: str, text: str, facts: Callable[[Exp
             _show_facts(facts(opened), json_)
 
 
-def _add_schema_and_worker(app: typer.Typer, stage: StageCommand) -> None:
+def _add_schema(app: typer.Typer, stage: StageCommand) -> None:
     @app.command()
     def schema() -> None:
         """Print the JSON schema of the stage's table in experiment.toml."""
         typer.echo(json.dumps(stage.config.model_json_schema()))
-
-    @app.command(hidden=not stage.has_blocks)
-    def worker(experiment: ExperimentOption, override: SetOption = None, debug: DebugOption = False) -> None:
-        """Process blocks for a coordinator in another job (one that runs with --set compute.runner=cluster)."""
-        with _opened(experiment, override, debug, interruptible=True) as opened:
-            form_log_lines(opened.compute.log_format, stage.name)
-            with monitored(stage.name, opened, is_worker=True):
-                stage.load().join(opened)
 
 
 def _add_verbs_for_other_commands(app: typer.Typer, stage: StageCommand) -> None:

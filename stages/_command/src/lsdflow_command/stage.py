@@ -22,7 +22,6 @@ class Stage(ABC):
     """The operations of a stage on an experiment. It has no state, so any process can create its own."""
 
     name: ClassVar[str]
-    repairable: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, experiment: Experiment) -> None:
@@ -53,13 +52,12 @@ class Stage(ABC):
         """Read the results of a finished run again and check them. Raises BadData (65) for damaged ones."""
 
     def repair(self, experiment: Experiment) -> dict[str, Any]:
-        """Recompute only missing or damaged data; for stages that are `repairable`."""
+        """Recompute only missing or damaged data; for stages that process blocks."""
         raise NotImplementedError(self.name)
 
     def join(self, experiment: Experiment) -> None:
-        """Process blocks for a coordinator in another job. UsageError (2) for a stage without blocks."""
-        del experiment
-        raise UsageError(f"{self.name} does not work on blocks: it has no workers", fix=f"{self.name} run")
+        """Process blocks for a coordinator in another job; for stages that process blocks."""
+        raise NotImplementedError(self.name)
 
     def worker(self, experiment: Experiment) -> None:
         """Body of a worker process: process blocks for the coordinator named in the environment."""

@@ -26,7 +26,7 @@ from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from lsdflow_command.interruption import heard
 from lsdflow_contract.errors import InternalError, MissingInput, StageError, fix_of
@@ -103,21 +103,24 @@ def run_stage_for_answer(stage: str, arguments: Sequence[str]) -> tuple[int, dic
     The answer of a command that was killed, or that printed something else, is an error with its exit code.
     """
     LOG.info("$ %s", shlex.join([stage, *arguments]))
-    with tempfile.TemporaryFile() as output:
-        code = run_command([str(stage_command(stage)), *arguments], stdout=output)
-        output.seek(0)
-        try:
-            return code, dict(json.loads(output.read()))
-        except (ValueError, TypeError):
-            code = code or InternalError.exit_code
-            return code, {"what": f"{stage} gave no answer", "exit_code": code}
+    code, output = _run([str(stage_command(stage)), *arguments], subprocess.PIPE)
+    try:
+        return code, dict(json.loads(output))
+    except (ValueError, TypeError):
+        code = code or InternalError.exit_code
+        return code, {"what": f"{stage} ended without an answer", "found": f"exit code {code}", "exit_code": code}
 
 
-def run_command(command: Sequence[str], stdout: IO[bytes] | None = None) -> int:
-    """Run a command and forward stop signals to it. Returns its exit code. Its output is passed through.
+def run_command(command: Sequence[str]) -> int:
+    """Run a command with its output passed through, and forward stop signals to it. Returns its exit code.
 
-    stdout: a file for what the command writes there. Raises MissingInput if the command cannot be started.
+    Raises MissingInput if it cannot be started.
     """
+    return _run(command)[0]
+
+
+def _run(command: Sequence[str], stdout: int | None = None) -> tuple[int, bytes]:
+    """Run a command. Returns its exit code and, if stdout is subprocess.PIPE, what it wrote there."""
     try:
         started = subprocess.Popen(command, stdout=stdout)
     except OSError as error:
@@ -130,11 +133,12 @@ def run_command(command: Sequence[str], stdout: IO[bytes] | None = None) -> int:
 
         before = {number: signal.signal(number, pass_on) for number in heard(PASSED_ON)}
         try:
-            code = child.wait()
+            output, _ = child.communicate()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
+    code = child.returncode
+    return code if code >= 0 else 128 - code, output or b""
 
 
 def _not_started(command: Path, error: OSError) -> MissingInput:

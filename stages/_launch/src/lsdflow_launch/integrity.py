@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from lsdflow_command.app import exit_codes
-from lsdflow_contract.errors import MissingInput
+from lsdflow_contract.errors import BadData, BlocksFailed, MissingInput
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.failed_blocks import FAILED_BLOCKS
 from lsdflow_launch.chain import BLOCK_STAGES, FIRST, STOPPED, stage_arguments
@@ -47,9 +47,13 @@ class Checked:
 
 
 def _sum(facts: Mapping[str, Any], *names: str) -> int:
-    """Return the sum over the passes of a stage (NAME, PASS_NAME) of the first of `names` that it reports."""
+    """Return the sum over the passes of a stage (NAME, PASS_NAME) of the first of `names` that it reports.
+
+    The count of a pass is a number, or that of prepare a number for each volume.
+    """
     for name in names:
         found = [value for key, value in facts.items() if key == name or key.endswith(f"_{name}")]
+        found = [value for value in found if isinstance(value, int | dict)]
         if found:
             return sum(sum(value.values()) if isinstance(value, dict) else int(value) for value in found)
     return 0
@@ -107,7 +111,8 @@ def _report(verb: str, folder: Path, override: list[str] | None, *, as_json: boo
         typer.echo(json.dumps({"exit_code": code, "stages": list(answers), "answers": answers}))
         return code
     typer.echo("\n".join([f"{'stage':<12} {'blocks':>9} {'damaged':>8}", *(found.line() for found in checked)]))
-    if code and verb == "verify":
+    damaged = (BadData.exit_code, BlocksFailed.exit_code)
+    if verb == "verify" and any(found.exit_code in damaged and found.stage in REPAIRABLE for found in checked):
         step = f"lsdflow repair {shlex.quote(str(folder))}    # recomputes what is damaged"
         print_answer({}, next_line(step), as_json=False)
     return code

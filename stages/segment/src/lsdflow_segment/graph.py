@@ -249,7 +249,7 @@ def _blocks_of(written_by: Manifest, collection: str) -> list[int] | None:
 
 
 def _with_repair_hint(written_by: Manifest, rows: Iterator[Rows]) -> Iterator[Rows]:
-    """The rows; an error for missing or damaged ones names the stage that makes them again."""
+    """The rows; an error for missing or damaged ones names the command that recomputes them."""
     imported = bool(written_by.config.get("imported"))
     try:
         yield from rows

@@ -164,7 +164,7 @@ def _take(voxels: Int32s, begin: int, to_end: int, attracts: bool, parent: Int32
             return n, degree[b]
         parent[a] += parent[b]
         parent[b] = a
-        _rename(a, b, parent, mutexes)
+        _reassign_mutexes(a, b, parent, mutexes)
     return voxels.size, 0
 
 
@@ -185,7 +185,7 @@ def _append(root: int, to: int, mutexes: Mutexes) -> None:
 
 
 @compiled
-def _rename(a: int, b: int, parent: Int32s, mutexes: Mutexes) -> None:
+def _reassign_mutexes(a: int, b: int, parent: Int32s, mutexes: Mutexes) -> None:
     """Assign the mutexes of b to a, because b has become a part of a."""
     pairs, first, degree, other, following, tally = mutexes
     entry = first[b]

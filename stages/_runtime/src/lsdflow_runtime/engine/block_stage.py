@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from lsdflow_command.stage import Stage
 from lsdflow_contract.errors import ContractMismatch, StageError
@@ -32,8 +32,6 @@ from lsdflow_runtime.store.stores import open_store, problems_of_store
 
 class BlockStage(Stage):
     """A stage of one or more passes over blocks."""
-
-    repairable: ClassVar[bool] = True
 
     @abstractmethod
     def passes(self, experiment: Experiment) -> list[BlockTask]:

@@ -127,6 +127,7 @@ class MarkPacks:
                 fsync_folder(self.folder.parent)
 
         def write(file: BinaryIO) -> None:
+            """Write the marks as a Parquet table to `file`."""
             pq.write_table(_table(texts), file, compression="zstd", use_dictionary=False, write_page_checksum=True)
 
         write_atomically(path, write)
