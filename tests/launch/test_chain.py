@@ -136,6 +136,18 @@ def test_the_row_of_a_stage_sums_its_passes(facts: dict[str, object], row: list[
     assert Checked("watershed", 0, facts).line().split() == ["watershed", *row]
 
 
+@pytest.mark.parametrize("code", [69, 75])
+def test_verify_ends_when_it_is_interrupted_or_the_store_does_not_answer(
+    stages: Path, experiment: Path, code: int
+) -> None:
+    (experiment / "manifests").mkdir()
+    for stage in ("prepare", "watershed", "segment"):
+        (experiment / "manifests" / f"{stage}.json").write_text("{}")
+    (stages / "fail-watershed").write_text(str(code))
+    assert _lsdflow("verify", str(experiment)).returncode == code
+    assert _calls(stages, "verify") == ["prepare", "watershed"]
+
+
 def test_a_stage_that_is_killed_while_it_verifies_is_reported_with_its_exit_code(
     stages: Path, experiment: Path
 ) -> None:

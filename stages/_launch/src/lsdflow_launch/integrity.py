@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from lsdflow_command.app import exit_codes
-from lsdflow_contract.errors import BadData, BlocksFailed, MissingInput
+from lsdflow_contract.errors import BadData, BlocksFailed, MissingInput, StoreUnreachable
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.failed_blocks import FAILED_BLOCKS
 from lsdflow_launch.chain import BLOCK_STAGES, FIRST, STOPPED, stage_arguments
@@ -64,7 +64,7 @@ def check_stages(experiment: Experiment, verb: str) -> Iterator[Checked]:
 
     `verify` checks all of them. `repair` ends at a stage that cannot be repaired, because the next ones read its
     results; but not at prepare, whose sources may be gone and are not read by later stages. Both end when they are
-    interrupted. Raises MissingInput (66) if no stage has finished.
+    interrupted, or when the store does not answer. Raises MissingInput (66) if no stage has finished.
     """
     stages = [s for s in experiment.stages if experiment.layout.manifest(s).exists()]
     if verb == "repair":
@@ -79,7 +79,7 @@ def check_stages(experiment: Experiment, verb: str) -> Iterator[Checked]:
     for stage in stages:
         code, answer = run_stage_for_answer(stage, stage_arguments(verb, experiment))
         yield Checked(stage, code, answer)
-        if code in STOPPED or (code and verb == "repair" and stage != FIRST):
+        if code in (*STOPPED, StoreUnreachable.exit_code) or (code and verb == "repair" and stage != FIRST):
             return
 
 
