@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
@@ -34,14 +35,36 @@ FORKS.set_forkserver_preload(
 )
 
 
+NETWORK_LEFT = 101  # an exit code that no training has
+
+
 def be_process(environment: dict[str, str], arguments: Sequence[str], before: Callable[[], None] | None) -> None:
     """Body of a process of a training; before: called first, to change something in it."""
     os.environ.update(environment)
     from lsdflow_training.processes import launch
 
+    require_network_freed_before_group()
     if before is not None:
         before()
     os._exit(launch.main(arguments))
+
+
+def require_network_freed_before_group() -> None:
+    """Change this process: it ends with NETWORK_LEFT if it still has a wrapped network when it leaves its group.
+
+    Such a network would wait for the threads of the group, which may wait for it: a deadlock that is rare.
+    """
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    destroy = distributed.destroy_process_group
+
+    def checked() -> None:
+        if any(type(one) is DistributedDataParallel for one in gc.get_objects()):
+            os._exit(NETWORK_LEFT)
+        destroy()
+
+    distributed.destroy_process_group = checked
 
 
 @dataclass

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -133,11 +134,22 @@ def open_group(ranks: Ranks, device: str, timeout_s: float) -> Iterator[Group]:
         with group.ending_together():
             yield group
             group.wait_for_all()
+    except BaseException as error:
+        _free_locals(error)
+        raise
     finally:
-        dist.destroy_process_group()
-        # A wrapped network is a reference cycle that keeps the threads of the group. If they still run when Python
-        # exits, the C++ library may abort a process that has finished its work.
+        # The wrapped network, a reference cycle, must be freed before the group. Otherwise it is the last owner of the
+        # group's threads, and waits for their end with the GIL, which they need to free their tensors: a deadlock.
         gc.collect()
+        # This waits without the GIL. A thread that still runs when Python exits may abort the process.
+        dist.destroy_process_group()
+
+
+def _free_locals(error: BaseException | None) -> None:
+    """Free the local variables of the functions that an error and its causes have left: the wrapped network."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _is_of_connection(error: RuntimeError) -> bool:
