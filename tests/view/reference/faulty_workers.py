@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,9 @@ def killed_once(open_: Open, flag: Path) -> Iterator[Write]:
 
         def write_and_die(block: Block) -> None:
             write(block)
-            if not flag.exists():
-                flag.touch()
+            # One step, so that exactly one of several workers makes it.
+            with suppress(FileExistsError):
+                flag.touch(exist_ok=False)
                 os.kill(os.getpid(), signal.SIGKILL)
 
         yield write_and_die
