@@ -95,8 +95,21 @@ def test_raw_of_every_type_gives_the_same_network_input() -> None:
     assert (expected.min(), expected.max()) == (-1, 1)
     np.testing.assert_allclose(raw_to_network(grey.astype(np.uint16) * 257), expected, atol=1e-6)
     np.testing.assert_allclose(raw_to_network(grey.astype(np.float32) / 255), expected, atol=1e-6)
-    with pytest.raises(BadData):
-        raw_to_network(grey.astype(np.int32))
+    for wrong in (grey.astype(np.int32), grey.astype(np.float32), grey.astype(np.float32) / 255 * 2 - 1):
+        with pytest.raises(BadData):
+            raw_to_network(wrong)
+
+
+def test_predict_converts_grey_values_or_refuses_them(tmp_path: Path) -> None:
+    predictor = load_predictor(saved(tmp_path)[2], precision="float32")
+    grey = np.random.default_rng(0).integers(0, 256, (36, 36, 36), dtype=np.uint8)
+    wanted = predictor.predict(raw_to_network(grey))["lsds"]
+    for raw in (grey, grey[None], grey.astype(np.uint16) * 257):
+        np.testing.assert_allclose(predictor.predict(raw)["lsds"], wanted, atol=1e-5)
+    holed = np.full(grey.shape, np.nan, np.float32)
+    for wrong in (grey.astype(np.float32), grey.astype(np.int32), grey > 9, holed, np.stack([grey] * 11)):
+        with pytest.raises(BadData):
+            predictor.predict(wrong)
 
 
 def test_acrlsd_one_pass_is_two_passes(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Inference with a bundle on one patch: from raw to outputs in numpy, on a device and at a precision.
 
     predictor = load_predictor(folder, device="cpu", lsd_folder=None)
-    outputs = predictor.predict(raw_to_network(raw_u8))      # {"affs": (3, z, y, x) float32, ...}
+    outputs = predictor.predict(raw_u8)      # {"affs": (3, z, y, x) float32, ...}
 
 `predictor.output_shape_vox(input_shape)`, `.tile_step_vox`, `.context_vox` define how to tile a volume: if inputs begin
 at multiples of `tile_step_vox`, the values do not depend on the tiling.
@@ -41,6 +41,8 @@ def raw_to_network(raw: NDArray[Any]) -> NDArray[np.float32]:
 
     uint8 and uint16 are scaled by their dtype's maximum; floats must be in [0, 1].  BadData for other values.
     """
+    if np.issubdtype(raw.dtype, np.floating):
+        _check_range(raw, 0, "divide by the largest grey value, or pass uint8 or uint16")
     if raw.dtype in (np.uint8, np.uint16):
         unit = raw.astype(np.float32) * np.float32(1.0 / np.iinfo(raw.dtype).max)
     elif np.issubdtype(raw.dtype, np.floating):
@@ -50,6 +52,13 @@ def raw_to_network(raw: NDArray[Any]) -> NDArray[np.float32]:
             "raw data of a type the networks cannot read", wanted="uint8, uint16 or float", found=str(raw.dtype)
         )
     return unit * np.float32(2.0) - np.float32(1.0)
+
+
+def _check_range(values: NDArray[Any], lowest: int, fix: str) -> None:
+    """Raise BadData unless all values are between `lowest` and 1."""
+    low, high = float(values.min(initial=1)), float(values.max(initial=lowest))
+    if not (lowest <= low and high <= 1):
+        raise BadData("raw out of range", wanted=f"{lowest} to 1", found=f"{low:g} to {high:g}", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -74,11 +83,19 @@ class Predictor:
             return chain_shapes(self.network.lsd_spec, self.network.affinity_spec, input_shape_vox).output_vox
         return shapes.output_shape_vox(self.bundle.unet, input_shape_vox)
 
-    def predict(self, raw: NDArray[np.float32]) -> dict[str, NDArray[np.float32] | NDArray[np.uint8]]:
-        """Raw (z,y,x) or (c,z,y,x) float32 in [-1,1] -> {"affs"|"lsds": (channels,z',y',x') float32 in [0,1]}.
+    def predict(self, raw: NDArray[Any]) -> dict[str, NDArray[np.float32] | NDArray[np.uint8]]:
+        """Raw (z,y,x) or (c,z,y,x) -> {"affs"|"lsds": (channels,z',y',x') float32 in [0,1]}.
 
+        raw: uint8 or uint16, or float in [-1,1] (raw_to_network); with more channels, only float. BadData for others.
         An AcrLSD predictor also returns "lsds_u8": the uint8 LSDs of its first network (larger than the affinities).
         """
+        if np.issubdtype(raw.dtype, np.floating):
+            _check_range(raw, -1, "raw_to_network(raw) scales grey values")
+        elif raw.ndim == 4 and raw.shape[0] > 1:
+            fix = "np.concatenate([raw_to_network(raw)[None], dequantise_u8(lsds)])"
+            raise BadData("raw and LSDs are scaled differently", wanted="float", found=str(raw.dtype), fix=fix)
+        else:
+            raw = raw_to_network(raw)
         patch = torch.from_numpy(np.ascontiguousarray(raw, dtype=np.float32)).to(self.device)
         patch = patch[None] if patch.ndim == 4 else patch[None, None]
         patch = patch.contiguous(memory_format=memory_format(self.device))
