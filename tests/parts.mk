@@ -27,6 +27,7 @@ CORE_BLOCKS := \
   tests/runtime/test_chunk_files.py \
   tests/runtime/test_command.py \
   tests/runtime/test_formats.py \
+  tests/runtime/test_formats_axes.py \
   tests/runtime/test_formats_refusals.py \
   tests/runtime/test_interruption.py \
   tests/runtime/test_run_folder_errors.py \
@@ -132,6 +133,7 @@ TESTS_OF_runtime := \
   tests/runtime/test_chunk_files.py \
   tests/runtime/test_formats.py \
   tests/runtime/test_formats_metadata.py \
+  tests/runtime/test_formats_axes.py \
   tests/runtime/test_formats_refusals.py \
   tests/runtime/test_interruption.py \
   tests/runtime/test_run_folder_errors.py \

@@ -14,7 +14,9 @@ downsamplingFactors                  x,y,z      times pixelResolution
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,18 @@ NM_PER_UNIT = {
     "m": 1e9, "meter": 1e9, "metre": 1e9,
     "inch": 2.54e7, "in": 2.54e7, "\"": 2.54e7,
 }  # fmt: skip
+
+AXIS_KEYS = ("axis_names", "_ARRAY_DIMENSIONS", "dimension_names", "axistags", "axes", "axisOrder")
+AXIS_WORDS = {
+    "z": "z depth plane planes section sections slice slices",
+    "y": "y height row rows",
+    "x": "x width column columns",
+    "c": "c channel channels",
+    "t": "t time timepoint timepoints frame frames",
+}
+LETTER_OF = {word: letter for letter, words in AXIS_WORDS.items() for word in words.split()}
+# Names that xarray and netCDF give to axes without one, in their order.
+PLACEHOLDER = re.compile(r"(?:|(?:phony_)?dim_(\d+))")
 
 
 def nm_per(unit: str, where: str) -> float:
@@ -61,28 +75,66 @@ def is_length(unit: str) -> bool:
     return spelled in NM_PER_UNIT or spelled.lower() in NM_PER_UNIT
 
 
-def parse_axes(names: Sequence[object] | None, ndim: int, default: str, where: str) -> str:
-    """One letter per stored axis, from names like ["c^", "z", "y", "x"]; `default` without names.
+def named_axes(attributes: Mapping[str, Any]) -> dict[str, list[object]]:
+    """The names of the stored axes by the key that gives them: a list, "zyxc", a table of ilastik or webKnossos."""
+    found: dict[str, list[object]] = {}
+    for key in AXIS_KEYS:
+        value = attributes.get(key)
+        if isinstance(value, str):
+            value = json.loads(value) if value.lstrip()[:1] in ("{", "[") else list(value.replace(",", ""))
+        if isinstance(value, Mapping):
+            value = value.get("axes") or [name for _, name in sorted((int(i), name) for name, i in value.items())]
+        if isinstance(value, Sequence) and value:
+            found[key] = [item.get("key", item.get("name")) if isinstance(item, Mapping) else item for item in value]
+    return found
+
+
+def parse_axes(named: Iterable[Sequence[object]], shape: Sequence[int], default: str, where: str) -> str:
+    """One letter per stored axis, from lists of names like ["c^", "z", "y", "x"]; `default` if none is a name.
 
     Raises:
-        BadData: the names do not contain z, y and x once each, or their number is not that of the axes.
+        BadData: names that are unknown, differ, or are not z, y, x and at most one t and c; no names, although the
+            shape is not that of the default order.
     """
-    letters = "".join(str(name).strip().lower().rstrip("^")[:1] for name in names or ())
-    known = [str(name).strip().lower().rstrip("^") for name in names or ()]
-    if not names or not set(known) <= {"t", "c", "z", "y", "x", "time", "channel"}:
+    found = {letters: names for names in named if (letters := _letters(names)) is not None}
+    if len(found) > 1:
+        first, other = list(found.values())[:2]
+        raise BadData("two pieces of metadata name different axes", where=where, found=f"{first}; {other}")
+    if not found:
+        ndim = len(shape)
         letters = default[-ndim:] if default.endswith(SPACE) else default[:ndim]
-    check_axes(letters, ndim, where)
+        if "c" in letters and shape[letters.index("x")] < shape[letters.index("c")]:
+            raise BadData(
+                "the axes of the volume have no names, and which one has the channels is not clear",
+                where=where,
+                wanted=f"axes {', '.join(letters)}: fewer channels than voxels along x",
+                found=f"shape {tuple(shape)}",
+                fix='name the axes in the metadata ("axis_names": ["z", "y", "x", "c"]), or store the channels first',
+            )
+        found = {letters: letters}
+    letters, names = found.popitem()
+    check_axes(letters, len(shape), where, names)
     return letters
 
 
-def check_axes(letters: str, ndim: int, where: str) -> None:
+def _letters(names: Sequence[object]) -> str | None:
+    """A letter for each name, "?" for an unknown one; None for placeholders such as dim_0, dim_1."""
+    words = ["" if name is None else str(name).strip().lower().rstrip("^") for name in names]
+    numbers = [PLACEHOLDER.fullmatch(word) for word in words]
+    if all(numbers) and [int(n[1] or 0) for n in numbers if n] == sorted(int(n[1] or 0) for n in numbers if n):
+        return None
+    return "".join(LETTER_OF.get(word, "?") for word in words)
+
+
+def check_axes(letters: str, ndim: int, where: str, names: Sequence[object] = "") -> None:
     """Raise BadData for axes other than z, y, x and at most one t and one c."""
-    if len(letters) != ndim or len(set(letters)) != len(letters) or not set(SPACE) <= set(letters):
+    known = set(SPACE) <= set(letters) <= set(LETTER_OF.values())
+    if len(letters) != ndim or len(set(letters)) != len(letters) or not known:
         raise BadData(
             "the axes of the volume are not z, y, x",
             where=where,
             wanted="3 axes (z,y,x), or 4-5 with one channel axis c and one time axis t",
-            found=f"{ndim} axes named {letters!r}",
+            found=f"{ndim} axes named {names or letters!r}",
             fix="name another dataset, or correct the axis names in its metadata",
         )
 

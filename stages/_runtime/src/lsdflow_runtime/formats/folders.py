@@ -11,6 +11,7 @@ from typing import Any
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.files import read_json
+from lsdflow_runtime.formats.attributes import named_axes
 
 SEARCH_DEPTH = 6
 MOST_LISTED = 12
@@ -69,3 +70,10 @@ def json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadData("metadata is not a JSON object", where=path, found=type(value).__name__)
     return value
+
+
+def webknossos_axes(folder: Path) -> list[list[object]]:
+    """The axes of the layer that contains the array in `folder`, if webKnossos describes it (DATASET/LAYER/MAG)."""
+    layers = json_object(folder.parent.parent / "datasource-properties.json").get("dataLayers", [])
+    mags = [mag for layer in layers if layer["name"] == folder.parent.name for mag in layer.get("mags", [])]
+    return [names for mag in mags for names in named_axes({"axisOrder": mag.get("axisOrder")}).values()]

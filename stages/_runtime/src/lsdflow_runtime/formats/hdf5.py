@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import h5py
 import numpy as np
 
 from lsdflow_contract.errors import ConfigError
-from lsdflow_runtime.formats.attributes import claims_of, parse_axes, spatial
+from lsdflow_runtime.formats.attributes import claims_of, named_axes, parse_axes, spatial
 from lsdflow_runtime.formats.claims import GeometryClaim, to_nm3
 from lsdflow_runtime.formats.folders import no_such_dataset
 from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, reading
@@ -51,7 +51,7 @@ def open_hdf5(path: Path, dataset: str) -> SourceVolume:
         file.close()
         raise no_such_dataset(path, dataset, datasets_in(path))
     attributes = {name: _plain(value) for name, value in node.attrs.items()}
-    axes = parse_axes(_axis_names(attributes), node.ndim, DEFAULT_AXES, where)
+    axes = parse_axes(_axis_names(node, attributes), node.shape, DEFAULT_AXES, where)
     return SourceVolume(
         where=where,
         form="hdf5",
@@ -73,9 +73,12 @@ def _other_files(node: h5py.Dataset, path: Path) -> list[Path]:
     return [path.parent / name for name in sorted(names - {"."})]
 
 
-def _axis_names(attributes: Mapping[str, Any]) -> list[object] | None:
-    names = attributes.get("axis_names")
-    return list(names) if isinstance(names, list) else None
+def _axis_names(node: h5py.Dataset, attributes: Mapping[str, Any]) -> list[list[object]]:
+    """The names of the axes: attributes, dimension labels, dimension scales."""
+    scales: list[object] = [
+        axis.label or next((PurePosixPath(scale.name).name for scale in axis.values()), None) for axis in node.dims
+    ]
+    return [*named_axes(attributes).values(), scales]
 
 
 def _element_size(attributes: Mapping[str, Any], axes: str, where: str) -> list[GeometryClaim]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorstore
 
-from lsdflow_runtime.formats.attributes import claims_of, parse_axes
-from lsdflow_runtime.formats.folders import arrays_below, folder_of, json_object, no_such_dataset
+from lsdflow_contract.errors import BadData
+from lsdflow_runtime.formats.attributes import claims_of, named_axes, parse_axes
+from lsdflow_runtime.formats.folders import arrays_below, folder_of, json_object, no_such_dataset, webknossos_axes
 from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, reading
 
 DEFAULT_AXES = "xyzct"
@@ -53,7 +55,9 @@ def open_n5(container: Path, dataset: str) -> SourceVolume:
         store = tensorstore.open(
             {"driver": "n5", "kvstore": {"driver": "file", "path": f"{folder}/"}}, open=True, read=True
         ).result()
-    axes = parse_axes(None, store.rank, DEFAULT_AXES, where)
+    axes = parse_axes(_axis_names(attributes, folder), store.shape, DEFAULT_AXES, where)
+    if axes.index("z") < axes.index("x"):
+        raise BadData("the axes of an N5 dataset are named x last", where=where, wanted="x, y, z", found=axes)
     claims = claims_of(attributes, axes, where)
     if folder.name == "s0":
         claims += claims_of(attributes_at(folder.parent), axes, str(folder.parent))
@@ -68,6 +72,12 @@ def open_n5(container: Path, dataset: str) -> SourceVolume:
         claims=tuple(claims),
         grid=_grid(attributes["blockSize"], where),
     )
+
+
+def _axis_names(attributes: dict[str, Any], folder: Path) -> list[Sequence[object]]:
+    """The names of the axes, x first; those of Python libraries have x last."""
+    named = [names if key in ("axes", "axisOrder") else names[::-1] for key, names in named_axes(attributes).items()]
+    return [*named, *webknossos_axes(folder)]
 
 
 def _grid(block_size: list[int], root: str) -> ChunkGrid:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.geometry import Nm3
-from lsdflow_runtime.formats.attributes import SPACE, nm_per, spatial
+from lsdflow_runtime.formats.attributes import LETTER_OF, SPACE, nm_per, spatial
 from lsdflow_runtime.formats.claims import GeometryClaim, agree, to_nm3
 
 
@@ -94,7 +94,7 @@ def _axes_of(image: Mapping[str, Any], where: str) -> tuple[str, list[float] | N
 
 
 def _letter(name: str, kind: str) -> str:
-    return {"time": "t", "channel": "c"}.get(kind, {"time": "t", "channel": "c"}.get(name, name))
+    return {"time": "t", "channel": "c"}.get(kind, LETTER_OF.get(name, name))
 
 
 def _scale_and_shift(steps: Sequence[Mapping[str, Any]], axes: str, where: str, *, needed: bool) -> tuple[Nm3, Nm3]:

@@ -16,7 +16,7 @@ import lzma
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ from zarr.storage import LocalStore
 
 from lsdflow_contract.errors import MissingInput
 from lsdflow_runtime.formats import ngff
-from lsdflow_runtime.formats.attributes import claims_of, parse_axes
+from lsdflow_runtime.formats.attributes import claims_of, named_axes, parse_axes
 from lsdflow_runtime.formats.claims import GeometryClaim
-from lsdflow_runtime.formats.folders import arrays_below, folder_of, json_object, no_such_dataset
+from lsdflow_runtime.formats.folders import arrays_below, folder_of, json_object, no_such_dataset, webknossos_axes
 from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, reading
 from lsdflow_runtime.io.chunk_files import content_size
 
@@ -104,7 +104,7 @@ def _open_array(folder: Path, level: ngff.Level | None) -> SourceVolume:
         if codec := _codec_of(array):
             array = zarr.open_array(store=_BoundedStore(array, folder, codec), mode="r")
     attributes = attributes_at(folder)
-    axes = parse_axes(_axis_names(array, attributes), array.ndim, level.axes if level else DEFAULT_AXES, where)
+    axes = parse_axes(_axis_names(array, attributes, level, folder), array.shape, DEFAULT_AXES, where)
     return SourceVolume(
         where=where,
         form=f"zarr {array.metadata.zarr_format}" + (" OME-NGFF" if level else ""),
@@ -194,11 +194,13 @@ def _chunk_bytes(array: zarr.Array[Any]) -> int:
     return math.prod(array.chunks) * np.dtype(array.dtype).itemsize
 
 
-def _axis_names(array: zarr.Array[Any], attributes: Mapping[str, Any]) -> list[object] | None:
-    named = attributes.get("axis_names") or attributes.get("_ARRAY_DIMENSIONS")
-    if not named and array.metadata.zarr_format == 3:
-        named = getattr(array.metadata, "dimension_names", None)
-    return list(named) if named else None
+def _axis_names(
+    array: zarr.Array[Any], attributes: Mapping[str, Any], level: ngff.Level | None, folder: Path
+) -> list[Sequence[object]]:
+    """The names of the axes in each piece of metadata that has them."""
+    stored = getattr(array.metadata, "dimension_names", None)
+    named = [*named_axes(attributes).values(), *webknossos_axes(folder)]
+    return named + ([stored] if stored else []) + ([level.axes] if level else [])
 
 
 def _claims(folder: Path, attributes: Mapping[str, Any], axes: str, level: ngff.Level | None) -> list[GeometryClaim]:
