@@ -56,6 +56,8 @@ def _unreadable_name(lab: Lab) -> None:
 CASES = [
     Case("no experiment.toml in the folder", _no_file, 66, ("experiment.toml", "lsdflow init")),
     Case("a tab and no value after the =", _text("\n[evaluate]\nroi =\t\n"), CONFIG, ("experiment.toml", "line")),
+    Case("endless brackets", _text("\n[evaluate]\nroi = " + "[" * 100_000), CONFIG, ("experiment.toml", "levels")),
+    Case("endless digits", _text("\n[evaluate]\nroi = " + "9" * 9_999), CONFIG, ("experiment.toml", "64 bits")),
     Case("YAML written into the file", _text("\nwatershed:\n  context: 4\n"), CONFIG, ("experiment.toml", "line")),
     Case("`no` for a switch, as in YAML", setting("watershed", fragments_in_xy="maybe"), CONFIG,
          ("watershed.fragments_in_xy", "experiment.toml", "maybe")),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -100,6 +102,28 @@ def test_workers_that_come_before_and_after_the_coordinator_share_the_blocks(
 
     marks = block_task(experiment).marks
     assert {marks.record(n)["job"] for n in marks.done()} == {"early", "late"}
+
+
+def test_a_refusal_at_the_port_of_a_coordinator_is_in_the_log_of_its_run(make_experiment: Make, start: Start) -> None:
+    experiment = make_experiment("a")
+    coordinator = start("run", experiment)
+    file, deadline = CoordinatorFile.of("toy", experiment), time.monotonic() + 600
+    while (found := file.read()) is None or not found.port:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with socket.create_connection((found.host, found.port)) as stranger:
+        stranger.sendall(b"x" * 64)
+        stranger_port = stranger.getsockname()[1]
+        while stranger.recv(1000):
+            pass
+    assert _end(start("worker", experiment))[0] == 0
+    assert _end(coordinator)[0] == 0
+    (log,) = experiment.layout.stage_runs("toy").glob("*/log.txt")
+    refusals = [line for line in log.read_text().splitlines() if "does not know the secret of this session" in line]
+    assert len(refusals) == 1
+    assert str(stranger_port) in refusals[0]
+    events = [json.loads(line) for line in (log.parent / "events.jsonl").read_text().splitlines()]
+    assert any("does not know the secret" in event["message"] for event in events)
 
 
 @pytest.mark.parametrize("ends", [Interrupted("stopped"), BadData("broken"), None])

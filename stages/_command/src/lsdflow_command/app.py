@@ -37,7 +37,7 @@ from lsdflow_command.interruption import end_if_asked, interrupt_on_signals, unw
 from lsdflow_command.monitoring import monitored
 from lsdflow_command.runfolder import run_folder
 from lsdflow_command.stage import Stage, load_stage
-from lsdflow_contract.errors import ConfigError, InternalError, Interrupted, StageError, UsageError
+from lsdflow_contract.errors import ConfigError, Interrupted, StageError, UsageError, unexpected
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.model import StrictModel
@@ -123,8 +123,7 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
         raise typer.Exit(Interrupted.exit_code) from error
     except Exception as error:
         _show_traceback(debug)
-        what = f"internal: {type(error).__name__}: {error}"
-        raise _reported(InternalError(what, fix="run with --debug and report it"), as_json) from error
+        raise _reported(unexpected(error, fix="run with --debug and report it"), as_json) from error
 
 
 def _reported(error: StageError, as_json: bool) -> typer.Exit:

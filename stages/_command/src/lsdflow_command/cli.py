@@ -8,18 +8,20 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from lsdflow_command.console import set_loudness
+from lsdflow_command.console import error_text, set_loudness
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import UsageError
+from lsdflow_contract.errors import ConfigError, UsageError
 from lsdflow_contract.software import source_revision
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -33,8 +35,13 @@ class JsonSpeakingGroup(TyperGroup):
     def main(  # type: ignore[override]  # the rest of its arguments is passed on by name
         self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **named: Any
     ) -> Any:
-        """As in typer."""
+        """As in typer; ConfigError (78) without a working folder."""
         words = list(sys.argv[1:] if args is None else args)
+        if (error := _no_working_folder()) is not None:
+            as_json = "--json" in words
+            text = json.dumps(error.as_dict()) if as_json else error_text(error.message(), sys.stderr)
+            typer.echo(text, err=not as_json)
+            sys.exit(error.exit_code)
         if not standalone_mode or "--json" not in words:
             return super().main(words, standalone_mode=standalone_mode, **named)
         try:
@@ -42,6 +49,20 @@ class JsonSpeakingGroup(TyperGroup):
         except TyperException as wrong:
             code = _report_as_json(wrong)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _no_working_folder() -> ConfigError | None:
+    """The error if the working folder was deleted, or lies on a file system that is gone."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        return ConfigError(
+            "the working folder does not exist any more",
+            where=os.environ.get("PWD", ""),
+            found=error.strerror,
+            fix="change to a folder that exists: cd",
+        )
+    return None
 
 
 def _report_as_json(wrong: TyperException) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lsdflow_command.console import JsonLines
 from lsdflow_command.resources import resources_taken
-from lsdflow_contract.errors import InternalError, StageError
+from lsdflow_contract.errors import InternalError, StageError, unexpected
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import disk_errors, storage_errors, write_json
 from lsdflow_contract.manifest import JOB_VARIABLE, Writer
@@ -31,7 +31,7 @@ def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> It
         folder.mkdir(parents=True, exist_ok=True)
     writer = Writer.of(stage).model_dump()
     write_json(folder / "config.resolved.json", {"writer": writer, "config": config, "overrides": experiment.overrides})
-    handlers = _log_files(folder, stage)
+    handlers = log_to(folder, stage)
     outcome: dict[str, Any] = {"writer": writer, "started": started, "exit_code": 70, "error": None}
     outcome |= {"host": socket.gethostname(), "job": os.environ.get(JOB_VARIABLE, "")}
     try:
@@ -45,8 +45,8 @@ def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> It
     except Exception as error:
         outcome["error"] = {"error": type(error).__name__, "what": str(error)}
         _note(handlers, "the run ended", error)
-        what, fix = f"internal: {type(error).__name__}: {error}", "report it with this file, which has the traceback"
-        raise InternalError(what, where=folder / LOG_FILE, fix=fix) from error
+        fix = "report it with this file, which has the traceback"
+        raise unexpected(error, where=folder / LOG_FILE, fix=fix) from error
     except BaseException as error:
         outcome["error"] = {"error": type(error).__name__, "what": str(error)}
         _note(handlers, "the run ended", error)
@@ -68,8 +68,14 @@ def _note(files: list[logging.Handler], text: str, error: BaseException | None) 
         handler.handle(record)
 
 
-def _log_files(folder: Path, stage: str) -> list[logging.Handler]:
-    """The handlers for the text log and for the same log as JSON lines."""
+def run_of_this_process() -> Path | None:
+    """The folder of the run to which this process logs; None if it is no run."""
+    files = (h for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler))
+    return next((Path(h.baseFilename).parent for h in files if Path(h.baseFilename).name == LOG_FILE), None)
+
+
+def log_to(folder: Path, stage: str) -> list[logging.Handler]:
+    """Add, and return, the handlers for the text log of a run and for the same log as JSON lines."""
     forms = {
         LOG_FILE: logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"),
         "events.jsonl": JsonLines(stage),

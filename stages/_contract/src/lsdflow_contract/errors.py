@@ -133,6 +133,14 @@ def rebuilt(parts: Mapping[str, object]) -> StageError:
     return kind(str(parts["what"]), **texts, fix=fix_of(parts))
 
 
+def unexpected(error: Exception, *, where: object = "", fix: str = "") -> StageError:
+    """The error for a Python exception that nothing else converts: too little memory, or a fault of lsdflow."""
+    if isinstance(error, MemoryError):
+        fix = "more memory for this process, or fewer and smaller blocks at once (compute.workers, block_shape)"
+        return ConfigError("not enough memory", where=where, found=error, fix=fix)
+    return InternalError(f"internal: {type(error).__name__}: {error}", where=where, fix=fix)
+
+
 def fix_of(parts: Mapping[str, object]) -> str:
     """The fix of an error that `as_dict` described; until contract 2.1 it was called hint."""
     return str(parts.get("fix", parts.get("hint", "")))

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from lsdflow_contract.checkpoint import Mode
 from lsdflow_contract.errors import ConfigError, MissingInput, PermissionDenied
+from lsdflow_contract.files import DEEPEST, parse_toml, read_toml
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.model import StrictModel
 from lsdflow_contract.no_experiment import first_step
@@ -237,10 +238,7 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     if not path.is_file():
         folder = path.parent if path.suffix == ".toml" else path
         raise MissingInput("no experiment file", where=path, fix=first_step(folder))
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("not a TOML file", where=path, found=error) from error
+    tables = read_toml(path)
     for override in overrides:
         _apply_override(tables, override)
     _refuse_unknown_tables(tables, path)
@@ -286,17 +284,24 @@ def _apply_override(tables: dict[str, Any], override: str) -> None:
         raise ConfigError(
             "an override is table.key=value", where="--set", found=override, fix=with_its_table(override, keys)
         )
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
+    value = override_value(dotted, text)
     node = tables.setdefault(table, {})
     *parents, key = rest.split(".")
     for parent in parents:
         node = node.setdefault(parent, {}) if isinstance(node, dict) else None
-    if not isinstance(node, dict):
-        raise ConfigError("the override names a value, not a table", where="--set", found=override)
+    if not isinstance(node, dict) or len(parents) > DEEPEST:
+        raise ConfigError("the override names a value, not a table", where="--set", found=_short(override))
     node[key] = value
+
+
+def override_value(key: str, text: str) -> Any:
+    """The value of an override: as TOML, else as text. ConfigError (78) for an extreme one (`refuse_extremes`)."""
+    try:
+        return parse_toml(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+    except ValueError as error:
+        raise ConfigError("the value cannot be used", where=f"--set {key[:LONGEST_VALUE]}", found=error) from error
 
 
 def _refuse_unknown_tables(tables: dict[str, Any], path: Path) -> None:

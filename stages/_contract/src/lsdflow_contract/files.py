@@ -6,14 +6,19 @@ import contextlib
 import errno
 import json
 import os
+import tomllib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, StorageFailure
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied, StorageFailure
 
 TEMPORARY_SUFFIX = ".partial"
+# Levels of tables and lists in one another.
+DEEPEST = 64
+MOST_DOTS = 2000
+TOO_DEEP, TOO_LARGE = f"more than {DEEPEST} levels of brackets or tables", "an integer of more than 64 bits"
 _NO_SPACE, _NO_FOLDER = "free some space and run again", "there is a file where a folder is needed: move it away"
 _READ_ONLY = "choose a folder that can be written to; in a container, one that is bound from outside"
 _AWAY = "the storage does not answer as it should: run again when it does"
@@ -102,10 +107,53 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. MissingInput if absent, BadData if it is not JSON."""
+    """Read a JSON file. MissingInput if absent, BadData if it is not JSON, or extreme (see `refuse_extremes`)."""
     try:
-        return json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
+        refuse_extremes(value)
     except FileNotFoundError as error:
         raise MissingInput("file not found", where=path) from error
     except (ValueError, RecursionError) as error:
         raise BadData("not a JSON file", where=path, found=error) from error
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file that exists. ConfigError if it is not TOML, or extreme (see `refuse_extremes`)."""
+    try:
+        return parse_toml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError("not a TOML file", where=path, found=error) from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML. ValueError if it is not TOML, or extreme (see `refuse_extremes`)."""
+    # tomllib needs minutes for a key of 50,000 parts.
+    if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+        raise ValueError(TOO_DEEP)
+    try:
+        value = tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # of Python: more digits than it converts
+        raise ValueError(TOO_LARGE) from error
+    refuse_extremes(value)
+    return value
+
+
+def refuse_extremes(value: Any) -> None:
+    """Raise ValueError for a value that no program can use: more than DEEPEST levels, or an integer beyond 64 bits."""
+    level: list[Any] = [[value]]
+    for _ in range(DEEPEST):
+        level = [child for parent in level for child in _children(parent)]
+        if any(isinstance(child, int) and not -(2**63) <= child < 2**64 for child in level):
+            raise ValueError(TOO_LARGE)
+        if not level:
+            return
+    raise ValueError(TOO_DEEP)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from lsdflow_contract.files import refuse_extremes
 
 
 class StrictModel(BaseModel):
@@ -12,3 +16,9 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, hide_input_in_errors=True
     )
+
+    @field_validator("*")
+    @classmethod
+    def _is_usable(cls, value: Any) -> Any:
+        refuse_extremes(value)
+        return value

@@ -20,8 +20,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -29,10 +31,12 @@ from types import FrameType
 from typing import Any
 
 from lsdflow_command.interruption import heard
-from lsdflow_contract.errors import InternalError, MissingInput, StageError, fix_of
+from lsdflow_contract.errors import InternalError, Interrupted, MissingInput, StageError, fix_of
 
 LOG = logging.getLogger("lsdflow.run")
 BIN_VARIABLE = "LSDFLOW_BIN"
+# A command that has not ended this long after a signal is killed; its finished blocks and checkpoints are kept.
+KILL_AFTER_SECONDS = 60.0
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 # Run a stage command with these arguments: for its answer, parsed from JSON; or for its exit code.
 Ask = Callable[[str, Sequence[str]], Any]
@@ -61,7 +65,8 @@ def stage_command(stage: str) -> Path:
 def ask_stage(stage: str, arguments: Sequence[str]) -> Any:
     """Run a stage command that prints JSON to stdout; return the parsed answer, for any exit code.
 
-    Raises InternalError if the answer is not JSON, MissingInput if the command cannot be started.
+    Raises MissingInput if the command cannot be started, Interrupted if it was killed, InternalError if its answer is
+    not JSON.
     """
     started = time.monotonic()
     command = stage_command(stage)
@@ -73,9 +78,21 @@ def ask_stage(stage: str, arguments: Sequence[str]) -> Any:
     try:
         return json.loads(done.stdout)
     except json.JSONDecodeError as error:
+        if done.returncode < 0 or done.returncode > 128:
+            raise _killed(f"{stage} {arguments[0]}", done.returncode) from error
         raise InternalError(
             f"{stage} {arguments[0]} gave no answer", where=stage, found=(done.stderr or done.stdout)[-2000:]
         ) from error
+
+
+def _killed(command: str, code: int) -> Interrupted:
+    """The error of a command that a signal ended; `code` as of subprocess, or as of a shell."""
+    number = -code if code < 0 else code - 128
+    return Interrupted(
+        f"{command} was killed before it answered",
+        found=f"signal {number}" + (" (often: too little memory)" if number == signal.SIGKILL else ""),
+        fix="run the same command again, with more memory if it was too little",
+    )
 
 
 def error_of(answer: Mapping[str, Any]) -> StageError:
@@ -114,7 +131,8 @@ def run_stage_for_answer(stage: str, arguments: Sequence[str]) -> tuple[int, dic
 def run_command(command: Sequence[str]) -> int:
     """Run a command with its output passed through, and forward stop signals to it. Returns its exit code.
 
-    Raises MissingInput if it cannot be started.
+    A command that does not end within KILL_AFTER_SECONDS of a stop signal is killed. Raises MissingInput if it cannot
+    be started.
     """
     return _run(command)[0]
 
@@ -125,11 +143,15 @@ def _run(command: Sequence[str], stdout: int | None = None) -> tuple[int, bytes]
         started = subprocess.Popen(command, stdout=stdout)
     except OSError as error:
         raise _not_started(Path(command[0]), error) from error
-    with started as child:
+    with started as child, ExitStack() as waiting:
 
         def pass_on(number: int, _frame: FrameType | None) -> None:
-            """Forward a signal to the command."""
+            """Forward a signal to the command, and give it time to end."""
             child.send_signal(number)
+            timer = threading.Timer(KILL_AFTER_SECONDS, child.kill)
+            timer.daemon = True
+            timer.start()
+            waiting.callback(timer.cancel)
 
         before = {number: signal.signal(number, pass_on) for number in heard(PASSED_ON)}
         try:
@@ -170,7 +192,8 @@ def answer_of(command: Sequence[str | Path], limit_s: float | None = None) -> su
     if of_this_python(Path(words[0])):
         try:
             return _answer_in_fork(words, limit_s)
-        except OSError as error:  # no space for the answer, or the socket name of the shared process is too long
+        # No space for the answer, a socket name that is too long, or the shared process was killed.
+        except (OSError, EOFError) as error:
             LOG.debug("%s is started by itself: %s", words[0], error)
     return _answer_of_program(words, limit_s)
 
@@ -217,6 +240,8 @@ def _text(path: Path) -> str:
 
 def _act_as(words: list[str], environment: Mapping[str, str], folder: str, answers: Path) -> None:
     """Run the command in the fork. Its exit code is written last."""
+    if not answers.is_dir():  # the shared process was killed, and the caller asks in another way
+        return
     for number, name in ((1, "out"), (2, "err")):
         file = os.open(answers / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, number)

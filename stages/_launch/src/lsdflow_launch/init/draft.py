@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import shutil
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import typer
 from lsdflow_command.machine import available_cores
 from lsdflow_contract.checkpoint import read_bundle
 from lsdflow_contract.errors import ConfigError, MissingInput, OutputConflict, UsageError
-from lsdflow_contract.experiment import STAGES, did_you_mean, with_its_table
+from lsdflow_contract.experiment import STAGES, did_you_mean, override_value, with_its_table
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Lengths
 from lsdflow_contract.layout import ExperimentLayout
@@ -214,10 +213,7 @@ def _parsed(override: str, schemas: Mapping[str, dict[str, Any]]) -> tuple[list[
         if fix and parts[0] in OWN_OPTIONS:
             fix = f"{fix.removesuffix('?')}, or --{parts[0]} {text.strip()}?"
         raise ConfigError("an override is table.key=value", where="--set", found=override, fix=fix)
-    try:
-        return parts, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return parts, text.strip()
+    return parts, override_value(dotted.strip(), text)
 
 
 def refuse_folder_in_volume(root: Path, sources: Sequence[Path]) -> None:

@@ -15,7 +15,6 @@ gb_month = 0.02            # 10^9 bytes, one month
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,8 +22,9 @@ from typing import Any
 
 from pydantic import Field
 
-from lsdflow_contract.errors import ConfigError, MissingInput
+from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.files import read_toml
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.model import StrictModel
 from lsdflow_launch.chain import BLOCK_STAGES
@@ -80,11 +80,7 @@ def read_prices(experiment: Experiment, named: Path | None) -> Prices | None:
         if named is not None:
             raise MissingInput("no such file of prices", where=named)
         return None
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("not a TOML file", where=path, found=error) from error
-    return replace(experiment, path=path, tables={"prices": tables}).table("prices", Prices)
+    return replace(experiment, path=path, tables={"prices": read_toml(path)}).table("prices", Prices)
 
 
 def cost_of(prices: Prices, hours: Mapping[str, Quantity], size_bytes: Quantity) -> dict[str, Quantity]:

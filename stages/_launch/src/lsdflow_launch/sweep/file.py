@@ -19,7 +19,6 @@ over = ["experiment.seed"]
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from pydantic import Field, ValidationError
 
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_experiment
+from lsdflow_contract.files import read_toml
 from lsdflow_contract.model import StrictModel
 from lsdflow_launch.sweep.grid import Axis, Point, Run, grid_of, grid_size, label_of
 
@@ -92,9 +92,7 @@ def load_sweep(path: Path) -> Sweep:
     if not path.is_file():
         raise MissingInput("no sweep file", where=path, fix="README of _launch shows one")
     try:
-        tables = SweepTables.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("not a TOML file", where=path, found=error) from error
+        tables = SweepTables.model_validate(read_toml(path))
     except ValidationError as error:
         raise _config_error(error, path) from error
     axes = tuple(_axes(tables.axes, path))

@@ -38,6 +38,7 @@ from lsdflow_command.console import form_log_lines, start_logging
 from lsdflow_command.interruption import leave_terminal_to_coordinator
 from lsdflow_command.lock_file import stage_lock
 from lsdflow_command.processes import end_with_parent
+from lsdflow_command.runfolder import log_to, run_of_this_process
 from lsdflow_command.stage import load_stage
 from lsdflow_contract.errors import BadData, ConfigError, InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -168,7 +169,7 @@ def serve_workers_of_other_jobs(task: BlockTask, done: Collection[int]) -> None:
     file = CoordinatorFile.of(task.stage, task.experiment)
     session = file.new_session(task.key)
     write_secret(session.folder)
-    host = own_address()
+    host, run = own_address(), run_of_this_process()
     serving = replace(
         file.read() or Coordinator("starting"),
         state="serving",
@@ -186,6 +187,8 @@ def serve_workers_of_other_jobs(task: BlockTask, done: Collection[int]) -> None:
 
         leave_terminal_to_coordinator()
         start_logging()
+        if run is not None:
+            log_to(run, task.stage)
         asyncio.run(coordinator_proxy(host, int(context["port"]), read_secret(session.folder), opened))
 
     LOG.info("%s: %d blocks; waiting for workers at %s", task.stage, len(task.plan) - len(done), host)

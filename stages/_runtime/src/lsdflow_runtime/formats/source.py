@@ -182,7 +182,7 @@ def reading(where: str) -> Iterator[None]:
     """Convert errors of the libraries for unreadable data to StageErrors that name `where`."""
     try:
         yield
-    except StageError:
+    except (StageError, MemoryError):
         raise
     except PermissionError as error:
         raise PermissionDenied(
