@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import h5py
 import numpy as np
+from h5py import h5d, h5p, h5z
 
-from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.errors import BadData, ConfigError
 from lsdflow_runtime.formats.attributes import claims_of, named_axes, parse_axes, spatial
 from lsdflow_runtime.formats.claims import GeometryClaim, to_nm3
 from lsdflow_runtime.formats.folders import no_such_dataset
@@ -26,7 +30,7 @@ def is_hdf5(path: Path) -> bool:
 def datasets_in(path: Path) -> list[str]:
     """Names of all datasets of a file."""
     names: list[str] = []
-    with reading(str(path)), h5py.File(path, "r") as file:
+    with reading(str(path)), _opened(path) as file:
         file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
     return names
 
@@ -36,41 +40,162 @@ def open_hdf5(path: Path, dataset: str) -> SourceVolume:
 
     Raises:
         MissingInput: no such dataset; those that exist are listed.
-        BadData: a damaged file.
+        BadData: a damaged or lost file, one that another program writes, a missing filter, voxels never written.
     """
     if ".." in dataset.split("/"):
         raise ConfigError("a dataset name may not contain ..", where=path, found=repr(dataset))
     where = f"{path}:{dataset}"
     with reading(where):
-        file = h5py.File(path, "r")
-    with reading(where):  # a link may point to itself
-        node = file.get(dataset) if dataset.strip("/") else None
-    if isinstance(node, h5py.Group) and isinstance(node.get("s0"), h5py.Dataset):
-        node = node["s0"]
-    if not isinstance(node, h5py.Dataset):
-        file.close()
-        raise no_such_dataset(path, dataset, datasets_in(path))
+        file = _opened(path)
+        try:
+            node = _dataset(file, dataset, path)
+            files = _files_of(node, where)
+        except BaseException:
+            file.close()
+            raise
     attributes = {name: _plain(value) for name, value in node.attrs.items()}
     axes = parse_axes(_axis_names(node, attributes), node.shape, DEFAULT_AXES, where)
+    shape, grid = _true_shape(node, axes, where), _grid(node)
+    if node.external:
+        owner, name = node.file, node.name
+        del node  # because HDF5 keeps the access properties of an open dataset
+        beside = h5p.create(h5p.DATASET_ACCESS)
+        beside.set_efile_prefix(b"${ORIGIN}")
+        node = h5py.Dataset(h5d.open(owner.id, name.encode(), beside))
     return SourceVolume(
         where=where,
         form="hdf5",
         axes=axes,
-        stored_shape=tuple(node.shape),
+        stored_shape=shape,
         dtype=np.dtype(node.dtype),
         fetch=lambda slices: np.asarray(node[slices]),
-        files=(path, *_other_files(node, path)),
+        files=tuple(dict.fromkeys((path, *files))),
         claims=tuple(claims_of(attributes, axes, where) + _element_size(attributes, axes, where)),
-        grid=_grid(node),
+        grid=grid,
         closer=file.close,
     )
 
 
-def _other_files(node: h5py.Dataset, path: Path) -> list[Path]:
-    """The files that contain a dataset of external or virtual storage."""
-    names = {name for name, *_ in node.external or ()}
-    names |= {source.file_name for source in node.virtual_sources()} if node.is_virtual else set()
-    return [path.parent / name for name in sorted(names - {"."})]
+def _opened(path: Path) -> h5py.File:
+    """An HDF5 file, opened for reading; BadData if another program has it open for writing."""
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        if not isinstance(error, BlockingIOError) and "open for write" not in str(error):
+            raise
+        fix = (
+            "close it there; if no program has it open, because the one that wrote it was killed: h5clear --status FILE"
+        )
+        found = str(error).splitlines()[0]
+        raise BadData("another program is writing the HDF5 file", where=path, found=found, fix=fix) from error
+
+
+@contextmanager
+def _other_file(place: Path, path: Path) -> Iterator[h5py.File]:
+    """An HDF5 file with a part of the voxels of the file `path`; BadData if it is lost or damaged."""
+    if not place.exists():
+        raise BadData("a file with voxels of the dataset is missing", where=path, wanted=place)
+    with reading(str(place)), _opened(place) as file:
+        yield file
+
+
+def _dataset(file: h5py.File, name: str, path: Path) -> h5py.Dataset:
+    """The dataset of this name, or s0 of a group; MissingInput if there is none."""
+    parts = name.strip("/").split("/")
+    for depth in range(1, len(parts) + 1):
+        link = file.get("/".join(parts[:depth]), getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            with _other_file(path.parent / link.filename, path):
+                pass
+    node = file.get(name) if parts[0] else None
+    if isinstance(node, h5py.Group):
+        node = node.get("s0")
+    if not isinstance(node, h5py.Dataset):
+        raise no_such_dataset(path, name, datasets_in(path))
+    return node
+
+
+def _files_of(node: h5py.Dataset, where: str) -> list[Path]:
+    """The files with the voxels of a dataset. HDF5 reads zeros where some were lost or never written: refused here."""
+    _refuse_filters(node, where)
+    path = Path(node.file.filename)
+    if node.is_virtual:
+        return [path, *_virtual_files(node, path, where)]
+    if node.external:
+        return [path, *_external_files(node, path, where)]
+    if node.chunks is None and node.size and not node.id.get_storage_size():
+        raise BadData("no voxel of the dataset was ever written", where=where, wanted=f"{node.size} voxels", found="0")
+    return [path]
+
+
+def _refuse_filters(node: h5py.Dataset, where: str) -> None:
+    """BadData naming a filter of the dataset that is not installed."""
+    properties = node.id.get_create_plist()
+    for code, _, _, name in map(properties.get_filter, range(properties.get_nfilters())):
+        if not h5z.filter_avail(code):
+            with suppress(ImportError):
+                import_module("hdf5plugin")  # in the image of prepare: Blosc, bitshuffle, zstd, LZ4, ...
+        if not h5z.filter_avail(code):
+            raise BadData(
+                "a filter of the HDF5 dataset is not installed",
+                where=where,
+                found=f"filter {code} {name.decode(errors='replace')}".strip(),
+                fix="pip install hdf5plugin, or write it again where the filter exists: h5repack -f GZIP=4 OLD NEW",
+            )
+
+
+def _virtual_files(node: h5py.Dataset, path: Path, where: str) -> list[Path]:
+    """The files of the sources of a virtual dataset; BadData for one that is lost or incomplete."""
+    found: list[Path] = []
+    mapped = 0
+    for space, name, dataset, _ in node.virtual_sources():
+        mapped += space.get_select_npoints()
+        places = [path] if name == "." else [path.parent / name, path.parent / Path(name).name]
+        place = next((place for place in places if place.exists()), places[0])
+        wanted = f"{name}:{dataset}"
+        with _other_file(place, path) as file:
+            source = file.get(dataset)
+            if not isinstance(source, h5py.Dataset):
+                raise BadData("a source of the virtual dataset is missing", where=place, wanted=wanted)
+            found += [place, *_files_of(source, str(place))]
+            chunks = source.chunks and [-(-n // size) for n, size in zip(source.shape, source.chunks, strict=True)]
+            lost = chunks and math.prod(chunks) - source.id.get_num_chunks()
+            if lost or source.size < space.get_select_npoints():
+                count = f"{lost} of its chunks were never written" if lost else f"shape {source.shape}"
+                raise BadData(
+                    "a source of the virtual dataset is not complete", where=place, wanted=wanted, found=count
+                )
+    if mapped < node.size:
+        text = f"sources of {mapped} of {node.size} voxels"
+        raise BadData("a part of the virtual dataset has no source", where=where, wanted="a source", found=text)
+    return found
+
+
+def _external_files(node: h5py.Dataset, path: Path, where: str) -> list[Path]:
+    """The external files of a dataset; BadData for one that is lost or too short."""
+    found: list[Path] = []
+    remaining = node.size * node.dtype.itemsize
+    for name, offset, size in node.external:
+        file, wanted = path.parent / name, min(size, remaining)
+        if not file.exists():
+            raise BadData("a file with voxels of the dataset is missing", where=where, wanted=file)
+        if file.stat().st_size < offset + wanted:
+            text = f"{file.stat().st_size} bytes"
+            raise BadData("an external file is truncated", where=file, wanted=f"{offset + wanted} bytes", found=text)
+        remaining -= wanted
+        found.append(file)
+    return found
+
+
+def _true_shape(node: h5py.Dataset, axes: str, where: str) -> tuple[int, ...]:
+    """The shape without the zeros that Imaris adds to whole chunks."""
+    sizes = [node.parent.attrs.get(f"ImageSize{letter.upper()}") for letter in axes]
+    if any(size is None for size in sizes):
+        return tuple(node.shape)
+    shape = tuple(int("".join(np.asarray(size).astype(str).ravel())) for size in sizes)
+    if any(size > stored for size, stored in zip(shape, node.shape, strict=True)):
+        raise BadData("ImageSizeZ, Y, X exceed the dataset", where=where, wanted=str(node.shape), found=str(shape))
+    return shape
 
 
 def _axis_names(node: h5py.Dataset, attributes: Mapping[str, Any]) -> list[list[object]]:
