@@ -17,7 +17,8 @@ from lsdflow_command.attempts import AttemptLog
 from lsdflow_command.lock_file import Holder
 from lsdflow_command.processes import pid_namespace
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_launch.status import cells, show_status, status_of, with_activity
+from lsdflow_contract.manifest import Manifest, Writer
+from lsdflow_launch.status import cells, more_lines, show_status, status_of, with_activity
 
 BEGUN = {"state": "running or killed", "blocks": 40, "blocks_done": 3, "failed": 1}
 OF_EARLIER_RUN = "20\t1000.0\tkey\t\tdone\t1.0\t1.0\t1\t1\t1\t1\t\t0\t\n"
@@ -92,6 +93,33 @@ def test_a_training_reports_iterations_speed_and_time_left(experiment: Experimen
     assert (found["iterations_done"], found["iterations_wanted"]) == (400, 1000)
     assert found["minutes_left"] == 5.0
     assert cells(found, time.time())[1:6] == ("400/1000 it", "", "", "2 it/s", "5 min")
+
+
+@pytest.mark.parametrize("config", [{}, {"max_iteration": None, "max_minutes": 5.0}])
+def test_a_training_counts_to_the_total_of_its_profile_and_a_row_of_a_validation_hides_nothing(
+    experiment: Experiment, config: dict[str, Any]
+) -> None:
+    begin(experiment, "train-acrlsd", "20260101T000000-1", config)
+    losses = experiment.layout.train_dir("train-acrlsd") / "loss.csv"
+    losses.parent.mkdir(parents=True)
+    losses.write_text("iteration,loss,it_per_s,learning_rate,validation_loss\n120,0.2,2.0,1e-4,\n120,,,,0.3\n")
+    found = with_activity(experiment, "train-acrlsd", {"state": "running or killed", "max_iteration": 800})
+    assert cells(found, time.time())[1] == "120/800 it"
+    assert found["minutes_left"] == pytest.approx(4.0 if config else 680 / 2 / 60, abs=0.1), "max_minutes ends it"
+
+
+def test_a_training_that_ended_early_is_finished_but_not_to_its_total_and_says_why(experiment: Experiment) -> None:
+    facts = {"iteration": 56, "max_iteration": 800, "ended_by": "max_minutes", "it_per_s": 1.0, "seconds": 60.0}
+    writer = Writer(stage="train-acrlsd", version="1")
+    learnt = {"loss_begin": 0.5, "loss_end": 0.49}
+    manifest = Manifest(
+        writer=writer, key="k", config={}, inputs={}, outputs={}, facts={**facts, **learnt}, identity="i"
+    )
+    manifest.write(experiment.layout)
+    found = status_of(experiment, lambda *_: {"exit_code": 66})["train-acrlsd"]
+    assert (found["state"], cells(found, time.time())[1]) == ("finished", "56/800 it")
+    why = "trained 7 % of its iterations (56 of 800), ended by max_minutes; the loss hardly fell (0.5 to 0.49)"
+    assert list(more_lines("train-acrlsd", found)) == [f"train-acrlsd: {why}"]
 
 
 def test_a_run_that_began_after_one_that_failed_is_what_status_reports(experiment: Experiment) -> None:

@@ -113,6 +113,7 @@ def test_a_training_without_progress_ends_in_order_and_continues_with_more_patie
     how = {"learning_rate": 1e-9, "validation_every": 2, "checkpoint_every": 100, "schedule": "constant"}
     ended = run(made, tmp_path / "t", EarlyStopping(patience=4), max_iteration=30, **how)
     assert (ended.iteration, ended.ended_by) == (6, "plateau")
+    assert (tmp_path / "t" / "snapshots" / "batch_6.hdf").exists(), "the last iteration can be seen"
     bundle = read_bundle(bundle_folder(tmp_path / "t" / "checkpoints", 6))
     assert bundle.validation_loss is not None
     assert run(made, tmp_path / "t", EarlyStopping(patience=4), max_iteration=30, **how).iteration == 6

@@ -41,6 +41,19 @@ def test_the_first_and_the_last_iteration_leave_a_snapshot_too(prepared, tmp_pat
     assert sorted(p.name for p in folder.iterdir()) == [f"batch_{n}.hdf" for n in (1, 2, 4, 5)]
 
 
+def test_a_training_that_time_ends_leaves_a_snapshot_of_its_last_iteration(prepared, tmp_path, monkeypatch) -> None:
+    made = prepared("mtlsd", max_iteration=50, snapshot_every=40)
+    ended = "lsdflow_training.trainer.limit_reached"
+    monkeypatch.setattr(ended, lambda _, done, __: "max_minutes" if done > 2 else None)
+    folder = tmp_path / "t"
+    assert train(made.settings, made.sources, folder, made.key).iteration == 3
+    assert sorted(p.name for p in (folder / "snapshots").iterdir()) == ["batch_1.hdf", "batch_3.hdf"]
+    with h5py.File(snapshot_path(folder / "snapshots", 3)) as file:
+        lacking = [name for name in dataset_names("mtlsd").values() if name not in file]
+        assert all(name.endswith("gradient") for name in lacking), "gradients are kept only where a snapshot is due"
+        assert file["volumes/pred_affinities"].shape == file["volumes/gt_affinities"].shape
+
+
 @pytest.mark.parametrize("pipeline", ["gunpowder", "gpu"])
 def test_a_snapshot_shows_where_the_loss_counts_and_where_not(prepared, tmp_path, pipeline) -> None:
     made = prepared("mtlsd", pipeline=pipeline, validation_fraction=0.5, elastic_probability=0.0)

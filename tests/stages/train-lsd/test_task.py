@@ -17,6 +17,7 @@ from lsdflow_contract.errors import Interrupted
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_kept_manifest, read_manifest
+from lsdflow_contract.trainings import shortfall
 from lsdflow_train_lsd.cli import app
 from lsdflow_train_lsd.config import TrainLsdConfig
 from lsdflow_training.testing import micro_experiment
@@ -38,6 +39,26 @@ def test_run_leaves_bundle_best_and_manifest(tmp_path) -> None:
     status = json.loads(call("status", toml, "--json").stdout)
     assert status["finished"]
     assert status["iterations"] == [2, 3]
+
+
+def test_a_training_that_time_ended_says_how_much_it_lacks_and_goes_on_with_more_time(tmp_path, caplog) -> None:
+    toml = micro_experiment(tmp_path)
+    assert call("run", toml, "--set", "train-lsd.max_minutes=0.00001").exit_code == 0
+    facts = read_manifest(ExperimentLayout(tmp_path), "train-lsd").facts
+    assert (facts["iteration"], facts["max_iteration"], facts["ended_by"]) == (1, 3, "max_minutes")
+    assert facts["loss_begin"] == facts["loss_end"] > 0
+    assert (
+        "train-lsd trained 33 % of its iterations (1 of 3), ended by max_minutes; the loss did not fall" in caplog.text
+    )
+    assert call("run", toml).exit_code == 0
+    facts = read_manifest(ExperimentLayout(tmp_path), "train-lsd").facts
+    assert (facts["iteration"], facts["ended_by"]) == (3, "max_iteration")
+    assert "of its iterations" not in shortfall(facts)
+
+
+def test_status_knows_the_total_before_the_training_ends(tmp_path) -> None:
+    toml = micro_experiment(tmp_path)
+    assert json.loads(call("status", toml, "--json").stdout)["max_iteration"] == 3
 
 
 def _bits(folder: Path) -> dict[str, bytes]:

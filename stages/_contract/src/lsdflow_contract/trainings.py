@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_bundle
@@ -24,6 +26,25 @@ from lsdflow_contract.manifest import current_key, read_kept_manifest, read_mani
 
 LOG = logging.getLogger("lsdflow.training")
 TRAININGS = ("train-lsd", "train-acrlsd")
+# The loss of a network that learns falls to less than this share of its first values.
+FELL = 0.8
+
+
+def shortfall(facts: Mapping[str, Any]) -> str:
+    """What a finished training lacks, in words: iterations, or a loss that fell; empty if it lacks nothing.
+
+    facts: those of its manifest; trainings of earlier versions do not say how many iterations were wanted.
+    """
+    parts = []
+    done, wanted = facts.get("iteration", 0), facts.get("max_iteration", 0)
+    if done < wanted:
+        share = f"{100 * done / wanted:.2g}" if done < 0.995 * wanted else "99"
+        parts.append(f"trained {share} % of its iterations ({done:,} of {wanted:,}), ended by {facts['ended_by']}")
+    begin, end = facts.get("loss_begin"), facts.get("loss_end")
+    if begin is not None and end is not None and end > FELL * begin:
+        fell = "hardly fell" if end < begin else "did not fall"
+        parts.append(f"the loss {fell} ({begin:.3g} to {end:.3g})")
+    return "; ".join(parts)
 
 
 def training_folder(layout: ExperimentLayout, stage: str, key: str) -> Path:

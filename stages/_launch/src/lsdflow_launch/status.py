@@ -7,6 +7,7 @@ speed, the retries of blocks and the newest log; SLURM knows the jobs. All times
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.failed_blocks import FAILED_BLOCKS, own_failed_blocks
 from lsdflow_contract.files import read_json
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.trainings import shortfall
 from lsdflow_launch.chain import BLOCK_STAGES, stage_arguments, stages_of
 from lsdflow_launch.commands import Ask, ask_stage
 from lsdflow_launch.images.container import choose_ask
@@ -109,6 +111,7 @@ def _state_of(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any]:
             "state": "finished",
             "seconds": round(manifest.facts.get("seconds", 0.0), 1),
             "identity": manifest.identity[:12],
+            **({"shortfall": lacks} if (lacks := shortfall(manifest.facts)) else {}),
             **({"accepted": [str(block) for block in failed]} if (failed := own_failed_blocks(manifest)) else {}),
             **(_failed_since(experiment, stage, newest, last) if newest is not None else {}),
         }
@@ -240,17 +243,19 @@ def _blocks(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dic
 
 
 def _training(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the iterations of a training, their speed, and the remaining minutes at this speed."""
-    begun = newest_run(experiment, stage)
+    """Return the iterations of a training, of how many, their speed, and the remaining minutes at this speed."""
+    begun, finished = newest_run(experiment, stage), facts["state"] == "finished"
     last = speed_so_far(experiment.layout.train_dir(stage) / "loss.csv")
-    if not last:
+    known = _json(experiment.layout.manifest(stage)).get("facts", {}) if finished else facts
+    done, speed = known.get("iteration") or last.get("iteration"), last.get("it_per_s") or known.get("it_per_s")
+    if done is None or speed is None:
         return {}
-    done, speed = last["iteration"], last["it_per_s"]
     config = _json(begun / "config.resolved.json").get("config", {}) if begun else {}
-    wanted = config.get("max_iteration") or done
-    found = {"iterations_done": done, "iterations_wanted": wanted, "iterations_per_second": speed}
-    if facts["state"] != "finished" and speed > 0 and config.get("max_iteration"):
-        found["minutes_left"] = round(max(wanted - done, 0) / speed / 60, 1)
+    wanted = known.get("max_iteration") or config.get("max_iteration") or done
+    found = {ITERATIONS: done, "iterations_wanted": wanted, "iterations_per_second": speed}
+    if not finished and speed > 0 and wanted > done:
+        ends = min(wanted / speed / 60, config.get("max_minutes") or math.inf)
+        found["minutes_left"] = round(max(ends - done / speed / 60, 0), 1)
     return found
 
 
@@ -300,8 +305,7 @@ def cells(facts: Facts, now: float) -> tuple[str, ...]:
 
 def more_lines(stage: str, facts: Facts) -> Iterator[str]:
     """Yield why the stage ended, failed blocks, jobs and logs."""
-    if facts.get("problem"):
-        yield f"{stage}: {facts['problem']}"
+    yield from (f"{stage}: {facts[why]}" for why in ("problem", "shortfall") if facts.get(why))
     if last := facts.get("last_run"):
         yield f"{stage}: {_ended(last)}"
     yield from (f"{stage}: finished without {failed}" for failed in facts.get("accepted", ()))

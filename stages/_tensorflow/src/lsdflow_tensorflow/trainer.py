@@ -135,6 +135,8 @@ class TensorflowTrainer:
                 if curves is not None and self.iteration % schedules.checkpoint_every == 0:
                     self._checkpoint(engine, curves)
                 batches_of_step = self._next_batches(batches)
+            if curves is not None and self._finished() and not schedules.has_snapshot(self.iteration):
+                self._snapshot(engine, batches_of_step[-1], self.iteration, curves)
             if curves is not None:
                 # An interruption adds no validation: the choice of the best must not depend on it.
                 self._checkpoint(engine, curves, validate=self._finished())
@@ -160,10 +162,7 @@ class TensorflowTrainer:
         rate = learning_rate(schedules, number, minutes) * self.rate_factor
         patches = [to_patch(batch, self.keys, torch.device("cpu")) for batch in batches]
         if curves is not None and schedules.has_snapshot(number):
-            path, size = snapshot_path(self.folder / "snapshots", number), self.settings.targets.voxel_size_nm
-            result = engine.inspect(patches[-1])
-            curves.add_pictures(number, pictures(patches[-1], result))
-            write_snapshot(path, self.settings.kind, batches[-1], self.keys, result=result, voxel_size_nm=size)
+            self._snapshot(engine, batches[-1], number, curves)
         step = engine.step(patches, number, rate, minutes=minutes, stop=bool(stop))
         loss = sum(step.losses.values())
         if not math.isfinite(loss):
@@ -172,6 +171,13 @@ class TensorflowTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = step.learning_rate
         return step
+
+    def _snapshot(self, engine: Engine, batch: gp.Batch, number: int, curves: Curves) -> None:
+        patch = to_patch(batch, self.keys, torch.device("cpu"))
+        path, size = snapshot_path(self.folder / "snapshots", number), self.settings.targets.voxel_size_nm
+        result = engine.inspect(patch)
+        curves.add_pictures(number, pictures(patch, result))
+        write_snapshot(path, self.settings.kind, batch, self.keys, result=result, voxel_size_nm=size)
 
     def _log(self, engine: Engine, curves: Curves, step: Step, rate: float) -> None:
         schedules = self.settings.schedules

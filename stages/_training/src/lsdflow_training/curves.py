@@ -102,6 +102,15 @@ def read_curves(folder: Path, last_iteration: int) -> tuple[dict[int, float], di
     return validations, losses
 
 
+def loss_fell(folder: Path, last_iteration: int) -> dict[str, float]:
+    """Mean loss of the first and of the last rows of loss.csv, a tenth of all (at most 10 and 100); {} without rows."""
+    _, losses = read_curves(folder, last_iteration)
+    rows = [losses[iteration] for iteration in sorted(losses)]
+    tenth = max(1, len(rows) // 10)
+    first, last = rows[: min(tenth, 10)], rows[-min(tenth, 100) :]
+    return {"loss_begin": float(np.mean(first)), "loss_end": float(np.mean(last))} if rows else {}
+
+
 def _truncate(path: Path, last_iteration: int) -> None:
     """Keep the header and the rows up to an iteration."""
     kept = [",".join(COLUMNS)]

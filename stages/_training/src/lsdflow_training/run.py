@@ -18,7 +18,7 @@ from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, differences, read_manifest, work_key
-from lsdflow_contract.trainings import make_current, training_folder, training_outputs
+from lsdflow_contract.trainings import make_current, shortfall, training_folder, training_outputs
 from lsdflow_training.checks import device_of_jobs, settings_problems, tensorflow_problems
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.volumes import (
@@ -162,6 +162,7 @@ def _report_other_settings(training: Training) -> None:
 def _write_manifest(training: Training, result: TrainingResult, best: BestCheckpoint) -> None:
     facts = {
         "iteration": result.iteration,
+        "max_iteration": training.settings.schedules.max_iteration,
         "ended_by": result.ended_by,
         "best_iteration": best.iteration,
         "validation_loss": best.validation_loss,
@@ -176,6 +177,11 @@ def _write_manifest(training: Training, result: TrainingResult, best: BestCheckp
     if result.data_wait_share is not None:
         facts["data_wait_share"] = round(result.data_wait_share, 4)
     stage = training.settings.stage
+    # A network that begins with trained weights has learnt before: its loss need not fall.
+    if training.settings.initial is None:
+        from lsdflow_training.curves import loss_fell  # torch takes seconds to load
+
+        facts |= loss_fell(training.folder, result.iteration)
     Manifest(
         writer=Writer.of(stage),
         key=training.key,
@@ -186,3 +192,5 @@ def _write_manifest(training: Training, result: TrainingResult, best: BestCheckp
         identity=hash_of({"key": training.key, "weights": best.weights_sha256}),
     ).finish(training.experiment.layout)
     LOG.info("%s: %s", stage, facts)
+    if lacks := shortfall(facts):
+        LOG.warning("%s %s", stage, lacks)

@@ -107,7 +107,7 @@ class Schedules:
     profile_every: int
 
     def has_snapshot(self, iteration: int) -> bool:
-        """Whether this iteration leaves a snapshot: the first and the last one do, and every `snapshot_every`-th."""
+        """Whether a step is known to leave a snapshot: 1, max_iteration, every `snapshot_every`-th."""
         return iteration in (1, self.max_iteration) or iteration % self.snapshot_every == 0
 
 

@@ -1,7 +1,8 @@
 """What users see of a batch: snapshots (HDF5 files), and pictures for TensorBoard.
 
 Input, targets and predictions at an iteration are written to snapshots/batch_<iteration>.hdf, with usual names. In
-addition, volumes/lsds_weight and volumes/affs_weight hold the weight of each voxel in the loss (0: not trained).
+addition, volumes/lsds_weight and volumes/affs_weight hold the weight of each voxel in the loss (0: not trained). A last
+iteration that only time or the validation loss made the last one has no gradients.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ def write_snapshot(
         try:
             with h5py.File(partial, "w") as file:
                 for key, name in dataset_names(kind).items():
+                    if key not in arrays:
+                        continue
                     dataset = file.create_dataset(name, data=arrays[key], compression="gzip", compression_opts=1)
                     border = [(r - s) // 2 for r, s in zip(raw_shape, arrays[key].shape[-3:], strict=True)]
                     dataset.attrs["offset"] = [b * v for b, v in zip(border, voxel_size_nm, strict=True)]
@@ -90,8 +93,8 @@ def _arrays(batch: gp.Batch, keys: Keys, result: StepResult) -> dict[str, npt.ND
             arrays[f"gt_{name}"] = batch[key].data
             arrays[f"weight_{name}"] = batch[weight].data
             arrays[f"pred_{name}"] = prediction.detach()[0].cpu().numpy()
-            gradient = prediction.grad if prediction.grad is not None else prediction.detach() * 0
-            arrays[f"grad_{name}"] = gradient[0].cpu().numpy()
+            if (prediction.is_leaf or prediction.retains_grad) and prediction.grad is not None:
+                arrays[f"grad_{name}"] = prediction.grad[0].cpu().numpy()
     if "lsds_u8" in result.predictions:
         arrays["lsds_u8"] = result.predictions["lsds_u8"][0].cpu().numpy()
     return arrays

@@ -29,6 +29,7 @@ from lsdflow_training.checks import training_problems
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.volumes import Source
 from lsdflow_training.measured import measure_training
+from lsdflow_training.profiles import PROFILES
 from lsdflow_training.run import PATCHES_PER_STEP, Training, resolve_training, run_training
 from lsdflow_training.settings import make_bundle
 
@@ -113,7 +114,11 @@ class TrainStage(Stage):
     def status(self, experiment: Experiment) -> dict[str, Any]:
         """The status of the training so far."""
         reason = self._nothing_to_do(experiment)
-        return {**training_status(experiment, self.name), **({} if reason is None else {"nothing_to_do": reason})}
+        if reason is not None:
+            return {**training_status(experiment, self.name), "nothing_to_do": reason}
+        profile, table = PROFILES[experiment.common.profile], experiment.table(self.name, self.config)
+        wanted = table.max_iteration or profile.max_iteration[self.kind(experiment)]
+        return {"max_iteration": wanted, **training_status(experiment, self.name)}
 
     def verify(self, experiment: Experiment) -> dict[str, Any]:
         """Load the best bundle of the finished training and check its weights."""

@@ -15,9 +15,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import gunpowder as gp
@@ -106,6 +107,8 @@ class Trainer:
         self.times, self.data_wait = NodeTimes(), DataWait(warn=self.group.writes)
         self.patches: list[Patch] = []
         self.validated: dict[int, float | None] = {}
+        # Writes the snapshot of the last step, in the process that writes.
+        self.show: Callable[[], None] | None = None
 
     def run(self) -> TrainingResult:
         """See module docstring."""
@@ -164,6 +167,9 @@ class Trainer:
                 if self.iteration % schedules.checkpoint_every == 0 and not self._finished():
                     self._checkpoint(curves)
                 profiled(self.iteration)
+        # Only after a step is it known that time or the validation loss has ended the training.
+        if self.show is not None and self._finished() and not schedules.has_snapshot(self.iteration):
+            self.show()
 
     def _step(self, batches: Sequence[gp.Batch], curves: Curves | None) -> StepResult:
         schedules = self.settings.schedules
@@ -180,12 +186,17 @@ class Trainer:
         self.iteration = number
         if self.average is not None:
             self.average.update(number)
-        if snapshot and curves is not None:
-            curves.add_pictures(number, pictures(patches[-1], result))
-            path = snapshot_path(self.folder / "snapshots", number)
-            size = self.settings.targets.voxel_size_nm
-            write_snapshot(path, self.settings.kind, batches[-1], self.keys, result=result, voxel_size_nm=size)
+        if curves is not None:
+            self.show = partial(self._snapshot, curves, batches[-1], patches[-1], result)
+            if snapshot:
+                self.show()
         return result
+
+    def _snapshot(self, curves: Curves, batch: gp.Batch, patch: Patch, result: StepResult) -> None:
+        curves.add_pictures(self.iteration, pictures(patch, result))
+        path = snapshot_path(self.folder / "snapshots", self.iteration)
+        size = self.settings.targets.voxel_size_nm
+        write_snapshot(path, self.settings.kind, batch, self.keys, result=result, voxel_size_nm=size)
 
     def _combine(self, mine: StepResult) -> StepResult:
         """The result of this process -> that of all. Raises BadData in all of them if the loss of one is not finite."""

@@ -168,7 +168,8 @@ def speed_so_far(losses: Path) -> Facts:
     """Return the iterations and the speed of an unfinished training; empty if there is none."""
     try:
         with losses.open(newline="") as file:
-            last = deque(csv.DictReader(file), maxlen=1)
+            # The row of a validation has no speed.
+            last = deque((row for row in csv.DictReader(file) if row["it_per_s"]), maxlen=1)
         return {"iteration": int(last[0]["iteration"]), "it_per_s": float(last[0]["it_per_s"])} if last else {}
     except (OSError, KeyError, TypeError, ValueError):
         return {}
