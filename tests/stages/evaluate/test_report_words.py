@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from lsdflow_evaluate.report.words import duration, larger_error, lsd_error_words
+from lsdflow_evaluate.report.findings import larger_error, lsd_error_words
+from lsdflow_evaluate.report.words import duration
 
 
 def scores(
@@ -49,10 +50,10 @@ def test_without_truth_there_are_no_words() -> None:
 
 def test_the_lsd_error_is_reported_with_the_worst_segments_and_only_where_it_was_made() -> None:
     worst = [{"segment": n, "mean": 0.5 / n, "voxels_taken": 99} for n in range(1, 8)]
-    text = lsd_error_words({"lsd_error": {"mean": 0.0625, "worst": worst}})
+    text = lsd_error_words({"lsd_error": {"mean": 0.0625, "worst": worst}}).text
     assert "differ by 0.062 (of 1)" in text
-    assert text.endswith("most in segments 1 (0.50), 2 (0.25), 3 (0.17), 4 (0.12), 5 (0.10)")
-    assert lsd_error_words({"lsd_error": {"made": False, "reason": "none stored"}}) == ""
+    assert text.endswith("the segments that differ most: 1 (0.50), 2 (0.25), 3 (0.17), 4 (0.12), 5 (0.10).")
+    assert lsd_error_words({"lsd_error": {"made": False, "reason": "none stored"}}).text == ""
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 
 from lsdflow_contract.lut import Lut
 from lsdflow_evaluate.errors.ranking import write_worst
-from lsdflow_evaluate.report.content import passed, worst_errors
+from lsdflow_evaluate.report.content import passed
 from lsdflow_evaluate.report.data import ReportData
+from lsdflow_evaluate.report.findings import worst_errors
 from lsdflow_evaluate.scores.run_length import Skeletons
 from lsdflow_evaluate.scores.truth_scores import ThresholdScore, best_of, runs_of
 from lsdflow_metrics.contingency import contingency

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
-from lsdflow_evaluate.report.words import seams_words
+from lsdflow_evaluate.report.findings import seams_words
 from lsdflow_evaluate.self_consistency.seams import Agreement, Seams, seams_of
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.io.volumes import OutputArray, Volume
@@ -94,9 +94,13 @@ def test_a_part_of_the_blocks_is_sampled_where_there_are_many(tmp_path: Path) ->
 def test_the_gap_is_a_difference_of_shares_and_the_report_names_both() -> None:
     found = Seams(Agreement(10, 4), Agreement(20, 15), 7).as_dict()
     assert found["gap"] == pytest.approx(0.35)
-    words = seams_words({"seams": found})
-    assert words.startswith("40.00% of the neighbouring voxels on either side of a block's face")
+    _, words, state = seams_words({"seams": found})
+    assert "40.00% of the neighbouring voxels on either side of a block's face" in words
     assert "75.00% in the middle of blocks (7 blocks sampled)" in words
+    assert (words.split(":")[0], state) == ("Blocks show", "bad")
+    for faces, said, how in ((745, "Blocks leave no trace", "good"), (735, "Blocks leave a faint trace", "")):
+        alike = seams_words({"seams": Seams(Agreement(1000, faces), Agreement(200, 150), 7).as_dict()})
+        assert (alike.text.split(".")[0], alike.state) == (said, how)
 
 
 def test_faces_beyond_a_segmentation_of_a_part_are_left_out(tmp_path: Path) -> None:

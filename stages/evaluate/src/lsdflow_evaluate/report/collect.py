@@ -40,9 +40,11 @@ from lsdflow_evaluate.report.stage_records import (
     stage_blocks,
     stage_records,
 )
+from lsdflow_evaluate.report.to_label import box_to_label
 from lsdflow_evaluate.report.volumes import (
     PlaneBox,
     central_planes,
+    labelled_voxel,
     picture_of,
     pictured_box,
     pictures,
@@ -103,6 +105,9 @@ def collect(
         if found := collector.collect(STAGE, of_stage, None):
             blocks[stage] = found
     volumes = _volumes(layout, config, grid, result, collector) if grid else _Volumes()
+    to_label = None
+    if grid and segmented and not scores.get("has_truth"):
+        to_label = collector.collect("segment", partial(box_to_label, segmented, grid), None)
     snapshots = {stage: layout.train_dir(stage) / "snapshots" for stage in source.stages if stage in TRAINING}
     trained = (training_snapshot(path, stage, config.picture_edge_vox) for stage, path in snapshots.items())
     networks: tuple[Bundle, ...] = collector.collect(
@@ -127,6 +132,7 @@ def collect(
         pictures=volumes.pictures,
         neurites=volumes.neurites,
         compared=compared_results(layout, manifests, result, grid, volumes.plane),
+        to_label=to_label,
         viewer_state=volumes.viewer_state,
         viewer_url=config.viewer_url,
         problems=(*earlier, *collector.problems),
@@ -243,15 +249,19 @@ def _volumes(
     if not opened:
         return _Volumes()
     box, edge = pictured_box(opened), config.picture_edge_vox
+    at = (
+        collector.collect("prepare", partial(labelled_voxel, opened["truth"], box), None) if "truth" in opened else None
+    )
+    planes = central_planes(box, edge, at)
     made: list[Picture] = []
     for name, volume in opened.items():
-        made.extend(collector.collect(_writer(name), partial(pictures, volume, name, box, grid, edge), ()))
+        made.extend(collector.collect(_writer(name), partial(pictures, volume, name, planes, grid), ()))
     neurites = None
     if "segmentation" in opened:
         neurites = collector.collect("segment", partial(largest_neurites, opened["segmentation"]), None)
     layers = viewer_layers(places_in(layout.root, existing, opened))
     state = neuroglancer_state(layers, config.viewer_url, failed=failed_blocks_of_results(layout))
-    return _Volumes(tuple(made), neurites, state, central_planes(box, edge)[0])
+    return _Volumes(tuple(made), neurites, state, planes[0])
 
 
 def _writer(layer: str) -> str:

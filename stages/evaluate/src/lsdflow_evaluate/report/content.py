@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from lsdflow_evaluate.report.data import (
     FAILED,
     FINISHED,
     NOT_STARTED,
+    SHORT,
     STOPPED,
     UNENDED,
     ComparedResult,
@@ -29,22 +30,27 @@ from lsdflow_evaluate.report.data import (
     StageRecord,
     TrainingSnapshot,
 )
-from lsdflow_evaluate.report.figures import Figure, figure_of
-from lsdflow_evaluate.report.words import CROSS, NOTHING, duration, error_words, resource_words
+from lsdflow_evaluate.report.figures import Figure, example_figure, figure_of
+from lsdflow_evaluate.report.findings import affinities_in_pictures
+from lsdflow_evaluate.report.words import CROSS, NOTHING, duration, resource_words
 
 LAYERS = {
     "raw": ("Raw", "the volume could not be read"),
-    "lsds": ("LSDs", "predict keeps them in memory unless store_lsds is set"),
+    "lsds": ("LSDs", ""),
     "affinities": ("Affinities", "predict has not finished here"),
     "fragments": ("Fragments", "watershed has not finished here"),
     "segmentation": ("Segmentation", "segment has not finished here"),
-    "truth": ("Truth", "no truth was given for this volume"),
+    "truth": ("Truth", ""),
 }
-# Only where they exist; no placeholder where they do not.
+# No placeholder for what need not exist: layers without a reason above, and these.
 LSD_ERROR = "LSD error (white: 1)"
 FURTHER_LAYERS = {"lsd_error": LSD_ERROR}
+# Affinities of the demo's volume, as pictures in this package.
+EXAMPLES = {
+    "affinities_good": "good: white inside neurons, thin dark closed lines between them",
+    "affinities_untrained": "hardly trained: grey everywhere, nothing is decided",
+}
 PLANES = {"z": "xy", "y": "xz", "x": "yz"}
-WORST_SHOWN = 6
 # Titles of the pictures of a training that the page of the experiment shows.
 SMALL_TITLES = ("Raw", "target", "prediction")
 # Columns of the comparison of results: the scores of scores.json and their formats, then segments and age.
@@ -66,6 +72,7 @@ WRITTEN = {
 }
 STATES = {
     FINISHED: ("✓ finished", "good"),
+    SHORT: ("ended early", "bad"),
     FAILED: ("✗ failed", "bad"),
     STOPPED: ("stopped", ""),
     UNENDED: ("no outcome", ""),
@@ -143,11 +150,13 @@ def tiles(data: ReportData) -> tuple[Tile, ...]:
     has_truth = data.scores.get("has_truth")
     success = passed(data.scores.get("voi"), data.voi_limit)
     state = {True: "good", False: "bad", None: ""}[success]
-    voi = Tile("VOI, split + merge", NOTHING, "not measured" if has_truth else "no truth given")
+    voi = Tile("VOI, split + merge", NOTHING, "not measured" if has_truth else "no truth given: see below")
     if score:
         note = f"{score['voi_split']:.3f} + {score['voi_merge']:.3f} bits"
         voi = Tile("VOI, split + merge", f"{score['voi']:.3f}", note, state)
     criteria = Tile("Criteria", NOTHING, "nothing could be measured")
+    if not has_truth and (affs := affinities_in_pictures(data)):
+        criteria = Tile("Affinities", affs.word, affs.measured, affs.state)
     if success is not None:
         criteria = Tile("Criteria", "✓ passed" if success else "✗ failed", f"{int(success)} of 1 met", state)
     segments = Tile("Segments", NOTHING, "not counted")
@@ -191,6 +200,7 @@ def _plane(data: ReportData, axis: str) -> Plane:
     panels = [
         Panel(title, figures.get(layer), "" if layer in figures else reason)
         for layer, (title, reason) in LAYERS.items()
+        if reason or layer in figures
     ]
     further = {layer: figure for layer, figure in figures.items() if layer not in LAYERS}
     panels += [Panel(FURTHER_LAYERS.get(layer, layer), figure) for layer, figure in further.items()]
@@ -200,20 +210,14 @@ def _plane(data: ReportData, axis: str) -> Plane:
     return Plane(axis, PLANES[axis], position, tuple(panels), under, aspect)
 
 
-def worst_errors(scores: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The worst few errors of each kind, and the others: kind, `what` in words, bits, voxel, and `at` in nm."""
-    rows = [
-        {
-            "kind": listed["kind"],
-            "what": error_words(listed),
-            "bits": listed["bits"],
-            "voxel": listed.get("position_vox"),
-            "at": ",".join(f"{value:g}" for value in listed.get("position_nm", ())),
-        }
-        for listed in scores.get("worst", ())
-    ]
-    first = [row for kind in ("split", "merge") for row in [r for r in rows if r["kind"] == kind][:WORST_SHOWN]]
-    return first, [row for row in rows if row not in first]
+def affinities_compared(data: ReportData, planes: Sequence[Plane]) -> tuple[Panel, ...]:
+    """The affinities of the first plane beside those of a good and of a hardly trained network; none where truth
+    answers, or without affinities."""
+    own = [p.figure for plane in planes[:1] for p in plane.panels if p.title == LAYERS["affinities"][0] and p.figure]
+    if data.scores.get("has_truth") or not own:
+        return ()
+    examples = ((text, example_figure(name)) for name, text in EXAMPLES.items())
+    return (Panel("these", own[0]), *(Panel(text, figure) for text, figure in examples))
 
 
 def stage_rows(data: ReportData) -> tuple[StageRow, ...]:
@@ -233,7 +237,9 @@ def stage_row(data: ReportData, stage: str) -> StageRow:
     if blocks is not None:
         work = f"{blocks.done:,} of {blocks.total:,} blocks"
     elif loss is not None and loss.iterations.size:
-        work = f"{int(loss.iterations.max()):,} iterations"
+        made = data.manifests.get(stage)
+        wanted = made.facts.get("max_iteration") if made else None
+        work = f"{int(loss.iterations.max()):,}{f' of {wanted:,}' if wanted else ''} iterations"
     return StageRow(
         stage=stage,
         page=record is not None,

@@ -15,11 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.checkpoint import Bundle
+from lsdflow_contract.geometry import Box, Nm3
 from lsdflow_contract.manifest import Manifest
+from lsdflow_evaluate.errors.doubtful_place import DoubtfulPlace
 
 Axis = Literal["z", "y", "x"]
 LayerKind = Literal["grey", "colour", "labels"]
-FINISHED, FAILED, STOPPED, UNENDED, NOT_STARTED = "finished", "failed", "stopped", "unended", "not started"
+FINISHED, SHORT, FAILED = "finished", "finished short", "failed"
+STOPPED, UNENDED, NOT_STARTED = "stopped", "unended", "not started"
 
 
 @dataclass(frozen=True)
@@ -236,6 +239,19 @@ class ComparedResult:
     picture: Picture | None = None
 
 
+@dataclass(frozen=True)
+class ToLabel:
+    """A small box (on the grid of the target) that is worth labelling, its first voxel and its middle in nm.
+
+    `place`: what is doubtful in its middle; None where nothing is, as far as it was looked for.
+    """
+
+    box: Box
+    begin_nm: Nm3
+    at_nm: Nm3
+    place: DoubtfulPlace | None
+
+
 @dataclass(frozen=True, eq=False)
 class ReportData:
     """Everything the pages show. Only `experiment` and `created` are always there.
@@ -244,7 +260,8 @@ class ReportData:
     `scores`: what scores.json holds; `voi_limit`: success is a VOI below it; `luts`: the facts of each lookup table of
     a segmentation that fits its fragments, else none; `fragment_voxels`: voxels of the volume of these fragments;
     `manifests`: of the stages that have finished; `networks`: those of the prediction, in the order in which they are
-    applied; `compared`: the finished results of evaluate, the current one first.
+    applied; `compared`: the finished results of evaluate, the current one first; `to_label`: where, of a
+    segmentation without truth.
     """
 
     experiment: str
@@ -267,6 +284,7 @@ class ReportData:
     pictures: tuple[Picture, ...] = ()
     neurites: Neurites | None = None
     compared: tuple[ComparedResult, ...] = ()
+    to_label: ToLabel | None = None
     viewer_state: Mapping[str, Any] | None = None
     viewer_url: str = ""
 

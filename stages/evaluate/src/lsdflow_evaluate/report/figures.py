@@ -15,6 +15,7 @@ import io
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,6 +91,12 @@ def figure_of(picture: Picture) -> Figure:
         aspect=(columns * column_nm) / (rows * row_nm),
         bar=scale_bar(columns * column_nm),
     )
+
+
+def example_figure(name: str) -> Figure:
+    """The picture <name>.png of this package: one section of the affinities (colour) of a volume of 10 nm voxels."""
+    image = np.asarray(Image.open(io.BytesIO((files(__package__) / f"{name}.png").read_bytes())).convert("RGB"))
+    return figure_of(Picture("affinities", "colour", "z", 0, image, (10.0, 10.0)))
 
 
 def _check(picture: Picture) -> None:

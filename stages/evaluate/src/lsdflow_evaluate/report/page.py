@@ -29,8 +29,9 @@ from lsdflow_evaluate.report import content
 from lsdflow_evaluate.report.charts import Charts, draw_charts
 from lsdflow_evaluate.report.data import ReportData, StageRecord
 from lsdflow_evaluate.report.figures import MapPicture, map_pictures, timeline
+from lsdflow_evaluate.report.findings import findings, next_steps, worst_errors
 from lsdflow_evaluate.report.neurites import Scene, scene_of
-from lsdflow_evaluate.report.words import findings, methods, missing_parts, score_values
+from lsdflow_evaluate.report.words import methods, missing_parts, score_values
 
 LOG = logging.getLogger("lsdflow.evaluate")
 
@@ -94,11 +95,13 @@ def _experiment_page(data: ReportData, drawn: _Drawn) -> str:
         chosen=chosen,
         score_values=score_values(chosen) if chosen else (),
         findings=findings(data),
+        steps=next_steps(data),
+        compare=content.affinities_compared(data, drawn.planes),
         missing=missing_parts(data),
         stages=content.stage_rows(data),
         timeline=timeline(data.stages, time.time()),
         block_maps=[(stage, maps) for stage, maps in drawn.maps.items() if stage in grids],
-        worst=content.worst_errors(data.scores),
+        worst=worst_errors(data.scores),
         roi=_region(data.scores.get("roi")),
         methods=methods(data),
         citations=[reference.text() for reference in REFERENCES],

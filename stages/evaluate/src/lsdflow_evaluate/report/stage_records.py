@@ -23,10 +23,12 @@ from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_contract.trainings import shortfall
 from lsdflow_evaluate.report.data import (
     FAILED,
     FINISHED,
     NOT_STARTED,
+    SHORT,
     STOPPED,
     UNENDED,
     BlockMap,
@@ -246,7 +248,7 @@ def _command(stage: str, overrides: Any) -> str:
 def _state(runs: tuple[StageRun, ...], manifest: Manifest | None) -> str:
     """As `lsdflow status` reports it: the manifest first, then how the newest run ended."""
     if manifest is not None:
-        return FINISHED
+        return SHORT if shortfall(manifest.facts) else FINISHED
     if not runs:
         return NOT_STARTED
     code = runs[-1].exit_code

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +25,8 @@ from lsdflow_contract.manifest import Manifest
 from lsdflow_contract.viewer_volumes import Placed, ViewerVolume, viewer_volumes
 from lsdflow_evaluate.report.data import Axis, DatasetFacts, LayerKind, Picture, TrainingSnapshot
 from lsdflow_evaluate.report.figures import three_channels
+from lsdflow_evaluate.report.to_label import box_around, middle_of
+from lsdflow_evaluate.scores.counting import vox3
 from lsdflow_runtime.formats.hdf5 import datasets_in, open_hdf5
 from lsdflow_runtime.io.volumes import Volume
 
@@ -35,6 +37,8 @@ FROZEN_LSDS = "volumes/labels/pretrained_lsd"
 # Of damaged snapshots so many of the newest are named; older ones are not opened.
 MOST_OPENED = 5
 RAW_LOW, RAW_HIGH = -1.0, 1.0
+# Truth is looked for in boxes of so many voxels' edges, at so many places of each axis.
+LOOKED_AT_VOX, LOOKED_AT = 32, 8
 
 
 @dataclass(frozen=True)
@@ -73,24 +77,40 @@ def pictured_box(volumes: dict[str, Volume]) -> Box:
     raise MissingInput("there is no volume to show", fix="run prepare first")
 
 
-def central_planes(box: Box, edge_vox: int) -> tuple[PlaneBox, ...]:
-    """The planes through the middle of `box` across z, y and x, at most `edge_vox` voxels wide and high."""
-    middle = [b + n // 2 for b, n in zip(box.begin_vox, box.shape_vox, strict=True)]
+def central_planes(box: Box, edge_vox: int, at: Vox3 | None = None) -> tuple[PlaneBox, ...]:
+    """The planes across z, y and x through a voxel of `box`, or its middle, at most `edge_vox` voxels wide and high."""
+    through = at or middle_of(box)
     planes = []
     for number, axis in enumerate(AXES):
-        begin, shape = [], []
-        for other in range(3):
-            length = 1 if other == number else min(edge_vox, box.shape_vox[other])
-            first = middle[other] if other == number else max(box.begin_vox[other], middle[other] - length // 2)
-            begin.append(first)
-            shape.append(length)
-        planes.append(PlaneBox(axis, middle[number], Box(cast(Vox3, tuple(begin)), cast(Vox3, tuple(shape)))))
+        shape = vox3([1 if other == number else edge_vox for other in range(3)])
+        planes.append(PlaneBox(axis, through[number], box_around(through, shape, box)))
     return tuple(planes)
 
 
-def pictures(volume: Volume, name: str, box: Box, grid: Geometry, edge_vox: int) -> tuple[Picture, ...]:
-    """The three central planes of one volume; 0 outside its own box."""
-    planes = central_planes(box, edge_vox)
+def labelled_voxel(truth: Volume, box: Box) -> Vox3:
+    """A voxel of `box` whose three planes show truth: its middle if there is truth around it, else one with a label.
+
+    Small boxes on a lattice are looked at, the nearest to the middle first. BadData for a damaged chunk.
+    """
+    inside, middle = box.intersect(truth.box), middle_of(box)
+    if inside.is_empty:
+        return middle
+    steps = [np.unique(np.linspace(0, n - 1, 2 * LOOKED_AT + 1).astype(int)[1::2]) for n in inside.shape_vox]
+    lattice = np.stack(np.meshgrid(*steps, indexing="ij"), -1).reshape(-1, 3) + np.array(inside.begin_vox)
+    nearest_first = lattice[np.argsort(((lattice - np.array(middle)) ** 2).sum(axis=1), kind="stable")]
+    for at in [middle, *map(vox3, nearest_first.tolist())]:
+        around = box_around(at, (LOOKED_AT_VOX,) * 3, box).intersect(inside)
+        labelled = np.argwhere(truth.read(around) > 0) + np.array(around.begin_vox) if not around.is_empty else ()
+        if len(labelled):
+            away = labelled - np.array(at)
+            if (away == 0).any(axis=0).all():
+                return at
+            return vox3(labelled[(away**2).sum(axis=1).argmin()].tolist())
+    return middle
+
+
+def pictures(volume: Volume, name: str, planes: Sequence[PlaneBox], grid: Geometry) -> tuple[Picture, ...]:
+    """The three planes of one volume; 0 outside its own box."""
     return tuple(picture_of(name, volume.read(p.box, outside="zero"), p, grid.voxel_size_nm) for p in planes)
 
 

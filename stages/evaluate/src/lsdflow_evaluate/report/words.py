@@ -18,15 +18,6 @@ from lsdflow_evaluate.report.data import ReportData, Resources
 NOTHING = "\u2013"  # where a value would be
 CROSS = "\u00d7"
 MIB, GIB = 1 << 20, 1 << 30
-MOST_NAMED = 5
-# Fragments of a trained network have hundreds of voxels and more; of one that has learnt nothing, some ten.
-TINY_VOXELS = 50
-# The larger part of the VOI is named if it is so many times the smaller one.
-CLEARLY = 1.5
-# Bits, and share of the true voxels: less is not mentioned.
-FEW_BITS, FEW_VOXELS = 0.1, 0.02
-SPLITS = "Neurons are cut in pieces rather than run together", "a higher threshold merges more"
-MERGES = "Neurons run together rather than being cut in pieces", "a lower threshold merges less"
 
 _FRAGMENTS = {
     "seamless": "grown by a seeded watershed, block by block, named by their seeds",
@@ -91,90 +82,6 @@ def score_values(score: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         values.append(("expected run length", f"{score['expected_run_length_nm'] / 1000:.2f} µm{best}"))
         values.append(("normalised ERL", f"{score['normalized_erl']:.4f}"))
     return tuple(values)
-
-
-def findings(data: ReportData) -> tuple[tuple[str, str], ...]:
-    """Titled sentences about the result; only those that apply."""
-    found = (
-        ("Fragments", small_fragments(data)),
-        ("Errors", larger_error(data.scores)),
-        ("Threshold", _advice(data)),
-        ("Seams", seams_words(data.scores)),
-        ("Without truth", lsd_error_words(data.scores)),
-    )
-    return tuple((title, text) for title, text in found if text)
-
-
-def small_fragments(data: ReportData) -> str:
-    """What to do where fragments are tiny: the sign of a network that has hardly learnt."""
-    watershed = data.manifests.get("watershed")
-    fragments = watershed.facts.get("totals", {}).get("fragments", 0) if watershed else 0
-    if not fragments or not data.fragment_voxels or data.fragment_voxels / fragments >= TINY_VOXELS:
-        return ""
-    mean = data.fragment_voxels / fragments
-    return (
-        f"{fragments:,.0f} fragments of {mean:.0f} voxels on average. A network that knows membranes leaves far fewer, "
-        "far larger ones: check the affinities and the loss, and train longer (max_iteration, max_minutes)."
-    )
-
-
-def larger_error(scores: Mapping[str, Any]) -> str:
-    """Whether neurons are rather cut or merged, and whether another threshold would help; how much of them is missing.
-
-    scores: what scores.json holds. Empty without scores, or where all is balanced.
-    """
-    sentences = []
-    split, merge = scores.get("voi_split"), scores.get("voi_merge")
-    if split is not None and merge is not None:
-        large, small = max(split, merge), min(split, merge)
-        if large >= FEW_BITS and large >= CLEARLY * small:
-            what, how = SPLITS if split > merge else MERGES
-            larger = f"{what} (VOI split {split:.2f}, merge {merge:.2f}): {how}."
-            sentences += [larger, _better_threshold(scores)]
-    zero = scores.get("zero_fraction")
-    if zero is not None and zero >= FEW_VOXELS:
-        sentences.append(
-            f"{zero:.1%} of the true neurons' voxels are in no segment: masks, regions, filter_fragments leave them"
-            " out."
-        )
-    return " ".join(sentences)
-
-
-def _better_threshold(scores: Mapping[str, Any]) -> str:
-    own = [row for row in scores["thresholds"] if row["merge_function"] == scores["merge_function"]]
-    best = min(own, key=lambda row: (row["voi"], row["threshold"]))
-    if best["voi"] >= scores["voi"]:
-        return "None of those tried has a smaller VOI: other merge functions or a longer training would help."
-    return f"By this truth {best['threshold']:g} is the best of those tried, with a VOI of {best['voi']:.2f}."
-
-
-def _advice(data: ReportData) -> str:
-    segment = data.manifests.get("segment")
-    advice = segment.facts.get("advice") if segment and data.luts else None
-    if not isinstance(advice, dict):
-        return ""
-    return f"threshold {advice['threshold']:.4f} by {advice['method']}: {advice['reason']}"
-
-
-def seams_words(scores: Mapping[str, Any]) -> str:
-    """How often neighbouring voxels are in one segment, across faces of blocks and inside; empty if not measured."""
-    if "seams" not in scores:
-        return ""
-    seams = scores["seams"]
-    return (
-        f"{seams['faces']['share']:.2%} of the neighbouring voxels on either side of a block's face are in one segment,"
-        f" {seams['inside']['share']:.2%} in the middle of blocks ({seams['blocks']} blocks sampled)"
-    )
-
-
-def lsd_error_words(scores: Mapping[str, Any]) -> str:
-    """How far the LSDs of the segmentation are from those predicted, without any truth; empty where it is not known."""
-    error = scores.get("lsd_error")
-    if not isinstance(error, Mapping) or "mean" not in error:
-        return ""
-    most = [f"{row['segment']} ({row['mean']:.2f})" for row in error.get("worst", ())[:MOST_NAMED]]
-    most_text = f"; most in segments {', '.join(most)}" if most else ""
-    return f"the LSDs of the segmentation differ by {error['mean']:.3f} (of 1) from those predicted{most_text}"
 
 
 def error_words(listed: Mapping[str, Any]) -> str:
