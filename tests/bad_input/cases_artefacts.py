@@ -31,6 +31,16 @@ def _manifest(stage: str, **changes: Any) -> Spoil:
     return lambda lab: edit_json(lab.layout.manifest(stage), **changes)
 
 
+def _skeletons(text: str) -> Spoil:
+    """Traced skeletons with this text."""
+
+    def spoil(lab: Lab) -> None:
+        (lab.root / "input" / "axons.swc").write_text(text)
+        lab.set("evaluate", skeletons="../input/axons.swc")
+
+    return spoil
+
+
 def _damaged_weights(lab: Lab) -> None:
     path = _bundle(lab) / WEIGHTS
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
@@ -260,6 +270,10 @@ CASES = [
          ("segment.truth_roi",), SEGMENT, "agglomerate"),
     Case("skeletons that are not there", setting("evaluate", skeletons="../input/axons.swc"), MISSING,
          ("INPUT/axons.swc", '"truth", "auto", "none"'), EVALUATE, "segment"),
+    Case("skeletons in micrometres", _skeletons("1 3 0.12 0.1 0.12 1 -1\n2 3 0.2 0.1 0.12 1 1\n"), DATA,
+         ("axons.swc", "240, 224, 256", 'evaluate.skeleton_unit = "um"'), EVALUATE, "segment"),
+    Case("a skeleton whose node has no parent", _skeletons("1 3 120 100 120 1 -1\n2 3 200 100 120 1 99\n"), DATA,
+         ("INPUT/axons.swc line 2", "node 99"), EVALUATE, "segment"),
     Case("a region to score that leaves the target", setting("evaluate", roi=FAR), CONFIG, ("evaluate.roi",), EVALUATE,
          "segment"),
     Case("lost tables of thresholds", _lost_luts, MISSING, ("luts", "segment run"), ("segment", "verify"), "segment"),

@@ -54,13 +54,60 @@ def test_a_single_swc_is_one_neuron(tmp_path: Path) -> None:
         ("a.csv", "neuron,node,z,y,x,parent\n7,1,0,0,0,\n7,1,0,0,1,\n", "twice"),
         ("a.csv", "neuron,node,z,y,x,parent\n7,1,0,0,0,5\n", "not there"),
         ("a.csv", "neuron,node,z,y,x,parent\n7,1.5,0,0,0,\n", "no whole number"),
+        ("a.csv", "neuron,node,z,y,x,parent\n7,1,0,0,0,1\n", "to itself"),
+        ("a.csv", "neuron,node,z,y,x,parent\n7,1,0,0,0,\n8,2,0,0,0,1\n", "a.csv line 3"),
+        ("a.csv", "neuron,node,z,y,x,parent\n", "without a node"),
+        ("a.csv", "neuron,node,z,y,x,parent\n18446744073709551616,1,0,0,0,\n", "above 0"),
+        ("a.csv", "neuron,node,z,y,x,parent\n7,1,0,0," + "0" * 200_000 + ",\n", "not a CSV file"),
         ("a.swc", "1 0 1 2 3\n", "7 fields"),
+        ("a.swc", "# made by nobody\n", "without a node"),
+        ("a.swc", SWC.replace(" 2\n", " 99\n"), r"(?s)a.swc line 4.*found: node 99, on edge 99 - 4$"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(BadData, match=words):
         read_skeletons(tmp_path / name)
+
+
+def test_each_swc_file_is_one_neuron_whatever_its_name(tmp_path: Path) -> None:
+    names = ("3.swc", "03.swc", "a.swc", "b.SWC", "0.swc", "\u00b2.swc", f"{2**64}.swc", "5.swc")
+    for name in names:
+        (tmp_path / name).write_text(SWC)
+    (tmp_path / "._a.swc").write_bytes(b"\0\5\x16\7")  # macOS
+    found = read_skeletons(tmp_path)
+    assert len(set(found.neurons.tolist())) == len(names)
+    assert {3, 5} < set(found.neurons.tolist())
+    assert len(found.edges) == 2 * len(names)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_no_part_of_the_first_field(tmp_path: Path, encoding: str) -> None:
+    for name, text in (("a.csv", WITH_PARENTS), ("a.swc", SWC.partition("\n")[2])):
+        (tmp_path / name).write_text(text, encoding=encoding)
+        assert len(read_skeletons(tmp_path / name).edges) == 2
+
+
+def test_a_parent_of_0_is_none_where_nodes_are_counted_from_1_and_else_node_0(tmp_path: Path) -> None:
+    for first, edges in ((1, 1), (0, 2)):
+        rows = [f"{first + k} 0 {k} 0 0 1 {parent}" for k, parent in enumerate((-1 + first, 0, first + 1))]
+        (tmp_path / "a.swc").write_text("\n".join(rows))
+        assert len(read_skeletons(tmp_path / "a.swc").edges) == edges
+        table = [f"7,{first + k},0,0,{k},{parent}" for k, parent in enumerate((-1 + first, 0, first + 1))]
+        (tmp_path / "a.csv").write_text("\n".join(["neuron,node,z,y,x,parent", *table]))
+        assert len(read_skeletons(tmp_path / "a.csv").edges) == edges
+
+
+def test_a_wrong_file_among_others_is_named_with_the_ids_that_it_holds(tmp_path: Path) -> None:
+    for name in ("n1.swc", "n2.swc"):
+        (tmp_path / name).write_text(SWC)
+    (tmp_path / "n3.swc").write_text("1 1 1 1 1 1 -1\n2 3 1 1 1 1 99\n")
+    with pytest.raises(BadData, match=r"n3\.swc line 2") as caught:
+        read_skeletons(tmp_path)
+    assert caught.value.found == "node 99, on edge 99 - 2"
+    (tmp_path / "n3.swc").write_bytes(b"\xff\xf0")
+    with pytest.raises(BadData, match=r"n3\.swc"):
+        read_skeletons(tmp_path)
 
 
 def test_bytes_that_are_no_text_and_absent_files_are_reported(tmp_path: Path) -> None:

@@ -78,6 +78,11 @@ class EvaluateConfig(StrictModel):
         description='skeletons for ERL: "truth" (thinned ground truth), "auto" (the same, if it is small enough), '
         '"none", a file, or "mongo:NAME@URI_FILE"',
     )
+    skeleton_unit: Literal["nm", "um", "vox"] | None = Field(
+        default=None,
+        description="unit of the positions in the file of skeletons: nm, um (micrometres), or vox, voxels from the"
+        " first of the target (default: nm; required if most nodes would be in the volume in another unit, too)",
+    )
     skeleton_lattice: tuple[int, int, int] | None = Field(
         default=None,
         description="distance of skeleton points when ground truth is thinned, z,y,x voxels (default: about two "

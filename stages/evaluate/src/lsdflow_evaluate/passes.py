@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from lsdflow_contract.arrays import LSD_ERROR
 from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.lut import Lut
 from lsdflow_contract.manifest import read_manifest, work_key
@@ -40,6 +41,7 @@ from lsdflow_evaluate.self_consistency import lsd_error
 from lsdflow_evaluate.skeletons import nodes as skeleton_nodes
 from lsdflow_evaluate.skeletons.files import read_skeletons, read_skeletons_of_mongo
 from lsdflow_evaluate.skeletons.skeletonise import lattice_points, lattice_step_vox, thin_truth
+from lsdflow_evaluate.skeletons.units import in_nm
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockTask
 from lsdflow_runtime.io.target import target_grid
@@ -65,10 +67,7 @@ def trace(experiment: Experiment, config: EvaluateConfig, volumes: CountedVolume
     if config.skeletons == "none":
         return Traced(None, "none", config.merge_min_nodes or 1)
     if config.skeletons not in ("auto", "truth"):
-        if named := config.skeletons_of_mongo:
-            found = read_skeletons_of_mongo(experiment.resolve(named[1]), named[0], experiment.store.retry_s)
-        else:
-            found = read_skeletons(experiment.resolve(config.skeletons))
+        found = read_traced(experiment, config, volumes.grid)
         return Traced(found, f"traced: {config.skeletons}", config.merge_min_nodes or 1)
     box, step = volumes.regions[ROI].box, config.skeleton_lattice or lattice_step_vox(volumes.grid.voxel_size_nm)
     if config.skeletons == "auto" and lattice_points(box, step) > MOST_LATTICE_POINTS:
@@ -76,6 +75,15 @@ def trace(experiment: Experiment, config: EvaluateConfig, volumes: CountedVolume
     thinned = thin_truth(volumes.truth, box, volumes.grid, step)
     merge_min_nodes = config.merge_min_nodes or MERGE_NODES_OF_THINNED_TRUTH
     return Traced(thinned, f"thinned truth, every {step} voxels", merge_min_nodes)
+
+
+def read_traced(experiment: Experiment, config: EvaluateConfig, grid: Geometry) -> Skeletons:
+    """The skeletons of a file or a database. Raises BadData (65) if they do not lie in the volume of `grid`."""
+    if named := config.skeletons_of_mongo:
+        found = read_skeletons_of_mongo(experiment.resolve(named[1]), named[0], experiment.store.retry_s)
+    else:
+        found = read_skeletons(experiment.resolve(config.skeletons))
+    return in_nm(found, config.skeleton_unit, grid, config.skeletons)
 
 
 def pass_files_root(experiment: Experiment) -> Path:

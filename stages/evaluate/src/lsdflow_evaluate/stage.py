@@ -120,6 +120,10 @@ def _require_skeletons(experiment: Experiment, config: EvaluateConfig) -> None:
         path = experiment.resolve(named[1])
     if not path.exists():
         raise MissingInput("no skeletons there", where=path, fix='"truth", "auto", "none", or a file or folder')
+    if not named and knows_target(experiment):
+        from lsdflow_evaluate.passes import read_traced
+
+        read_traced(experiment, config, target_grid(experiment))
 
 
 def _require_regions(experiment: Experiment, config: EvaluateConfig) -> None:

@@ -1,18 +1,20 @@
 """Reading traced skeletons: one CSV with parents, a pair of CSVs (nodes, edges), or SWC files.
 
-    skeletons.csv              neuron,node,z,y,x,parent      nm; parent empty or -1 for a root
+    skeletons.csv              neuron,node,z,y,x,parent      parent empty or -1 for a root
     nodes.csv + edges.csv      neuron,node,z,y,x  and  source,target     (two files in one folder)
-    *.swc                      node type x y z radius parent             (nm, x first; each file is a neuron)
+    *.swc                      node type x y z radius parent             (x first; each file is a neuron)
 
-An SWC file named by a number is that neuron; others are numbered by their order of name from 1. The same is read from
-a MongoDB of the LSD scripts: collections <name>.nodes and <name>.edges. Where nodes do not name their neuron,
-each connected skeleton is one, numbered from 1 in the order of its first node.
+Positions are as written (`units` converts them). An SWC file named by a number is that neuron; each other file gets a
+number that no file has. The same is read from a MongoDB of the LSD scripts: collections <name>.nodes and <name>.edges.
+Where nodes do not name their neuron, each connected skeleton is one, numbered from 1 in the order of its first node.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +26,28 @@ from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_evaluate.scores.run_length import Skeletons
 from lsdflow_runtime.store.mongo_import import read_mongo_skeletons
 
+MOST_ID = 2**64
+# Neuron, number, z, y, x of a node; the two nodes of an edge, and where the file names it.
 Node = tuple[int, int, float, float, float]
+Link = tuple[int, int, str]
 
 
 def read_skeletons(path: Path) -> Skeletons:
     """Read skeletons from a CSV, an SWC, or a folder of them. MissingInput if absent, BadData naming file and line."""
-    try:
-        return _read(path)
-    except UnicodeDecodeError as error:
-        raise BadData("not a text file of skeletons", where=path, found=error) from error
+    if path.is_file() and path.suffix.lower() == ".csv":
+        return _from_csv(path, None)
+    if path.is_file() and path.suffix.lower() == ".swc":
+        return _from_swc([path])
+    if (path / "nodes.csv").is_file() and (path / "edges.csv").is_file():
+        return _from_csv(path / "nodes.csv", path / "edges.csv")
+    inside = sorted(path.iterdir()) if path.is_dir() else []
+    # macOS leaves a hidden file beside each file on a foreign disk.
+    files = [file for file in inside if file.suffix.lower() == ".swc" and not file.name.startswith(".")]
+    if files:
+        return _from_swc(files)
+    raise MissingInput(
+        "no skeletons found", where=path, wanted="a .csv, an .swc, or a folder with nodes.csv + edges.csv or *.swc"
+    )
 
 
 def read_skeletons_of_mongo(source: Path, name: str, retry_s: float) -> Skeletons:
@@ -61,94 +76,118 @@ def connected_neurons(nodes: int, edges: NDArray[np.int64]) -> NDArray[np.int64]
     return np.argsort(np.argsort(first))[place].astype(np.int64) + 1
 
 
-def _read(path: Path) -> Skeletons:
-    if path.is_file() and path.suffix.lower() == ".csv":
-        return _from_csv(path, None)
-    if path.is_file() and path.suffix.lower() == ".swc":
-        return _from_swc([path])
-    if (path / "nodes.csv").is_file() and (path / "edges.csv").is_file():
-        return _from_csv(path / "nodes.csv", path / "edges.csv")
-    files = sorted(path.glob("*.swc")) if path.is_dir() else []
-    if files:
-        return _from_swc(files)
-    raise MissingInput(
-        "no skeletons found", where=path, wanted="a .csv, an .swc, or a folder with nodes.csv + edges.csv or *.swc"
-    )
-
-
 def _from_csv(nodes_path: Path, edges_path: Path | None) -> Skeletons:
     columns = ("neuron", "node", "z", "y", "x") + (("parent",) if edges_path is None else ())
     nodes: list[Node] = []
-    pairs: list[tuple[int, int]] = []
-    for line, row in _rows(nodes_path, columns):
-        neuron, node, z, y, x = (row[name] for name in columns[:5])
-        nodes.append(_node(nodes_path, line, (neuron, node, z, y, x)))
-        if edges_path is None and row["parent"] not in ("", "-1"):
-            pairs.append((_whole(nodes_path, line, row["parent"]), nodes[-1][1]))
-    for line, row in _rows(edges_path, ("source", "target")) if edges_path else ():
-        source = edges_path or nodes_path
-        pairs.append((_whole(source, line, row["source"]), _whole(source, line, row["target"])))
-    return _joined(nodes, pairs, edges_path or nodes_path)
+    links: list[Link] = []
+    for where, row in _rows(nodes_path, columns):
+        nodes.append(_node(where, [row[name] for name in columns[:5]]))
+        if edges_path is None and row["parent"]:
+            links.append((_whole(where, row["parent"]), nodes[-1][1], where))
+    for where, row in _rows(edges_path, ("source", "target")) if edges_path else ():
+        links.append((_whole(where, row["source"]), _whole(where, row["target"]), where))
+    return _joined(nodes, links, nodes_path, parents=edges_path is None)
 
 
 def _from_swc(files: Sequence[Path]) -> Skeletons:
-    """All files together; node numbers are made unique by the number of the file."""
+    """All files together; each has node numbers of its own."""
+    parts = [_one_neuron(path, neuron) for path, neuron in zip(files, _neurons_of(files), strict=True)]
+    first = itertools.accumulate((len(part.neurons) for part in parts), initial=0)
+    return Skeletons(
+        np.concatenate([part.positions_nm for part in parts]),
+        np.concatenate([part.neurons for part in parts]),
+        np.concatenate([part.edges + number for part, number in zip(parts, first, strict=False)]),
+    )
+
+
+def _neurons_of(files: Sequence[Path]) -> list[int]:
+    """A number for each file: that of its name, or one that no file has, from its place in the order of names on."""
+    numbers = [int(path.stem) if path.stem.isascii() and path.stem.isdecimal() else 0 for path in files]
+    taken = set(numbers)
+    for place, number in enumerate(numbers):
+        if number not in range(1, MOST_ID) or number in numbers[:place]:
+            numbers[place] = next(free for free in itertools.count(place + 1) if free not in taken)
+            taken.add(numbers[place])
+    return numbers
+
+
+def _one_neuron(path: Path, neuron: int) -> Skeletons:
     nodes: list[Node] = []
-    pairs: list[tuple[int, int]] = []
-    for order, path in enumerate(files, start=1):
-        neuron = int(path.stem) if path.stem.isdigit() and int(path.stem) > 0 else order
-        shift = order << 40
-        for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            fields = text.split("#", maxsplit=1)[0].split()
-            if not fields:
-                continue
-            if len(fields) != 7:
-                raise BadData("not an SWC line", where=f"{path} line {line}", wanted="7 fields", found=text)
-            node = _node(path, line, (str(neuron), fields[0], fields[4], fields[3], fields[2]))
-            nodes.append((node[0], node[1] + shift, *node[2:]))
-            parent = _whole(path, line, fields[6])
-            if parent >= 0:
-                pairs.append((parent + shift, node[1] + shift))
-    return _joined(nodes, pairs, files[0])
+    links: list[Link] = []
+    for line, text in enumerate(_text(path).splitlines(), start=1):
+        fields, where = text.split("#", maxsplit=1)[0].split(), f"{path} line {line}"
+        if not fields:
+            continue
+        if len(fields) != 7:
+            raise BadData("not an SWC line", where=where, wanted="7 fields", found=text)
+        nodes.append(_node(where, [str(neuron), fields[0], fields[4], fields[3], fields[2]]))
+        links.append((_whole(where, fields[6]), nodes[-1][1], where))
+    return _joined(nodes, links, path, parents=True)
 
 
-def _rows(path: Path, columns: Sequence[str]) -> Iterable[tuple[int, dict[str, str]]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
+def _text(path: Path) -> str:
+    """The text of a file: UTF-8, or UTF-16 with its byte-order mark. BadData (65) for bytes that are none."""
+    content = path.read_bytes()
+    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        return content.decode("utf-16" if marked else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadData("not a text file of skeletons", where=path, found=error) from error
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The place of each row, and its fields."""
+    reader = csv.DictReader(_text(path).splitlines(keepends=True), skipinitialspace=True)
+    try:
         missing = [name for name in columns if name not in (reader.fieldnames or ())]
         if missing:
             raise BadData("columns are missing", where=path, wanted=", ".join(columns), found=str(reader.fieldnames))
         for row in reader:
-            yield reader.line_num, {name: (row[name] or "").strip() for name in columns}
+            yield f"{path} line {reader.line_num}", {name: (row[name] or "").strip() for name in columns}
+    except csv.Error as error:
+        raise BadData("not a CSV file", where=f"{path} line {reader.line_num}", found=error) from error
 
 
-def _node(path: Path, line: int, fields: tuple[str, str, str, str, str]) -> Node:
+def _node(where: str, fields: Sequence[str]) -> Node:
+    """A node from its neuron, its number, z, y and x."""
     try:
-        position = [float(value) for value in fields[2:]]
+        z, y, x = (float(value) for value in fields[2:])
     except ValueError as error:
-        raise BadData("a position is no number", where=f"{path} line {line}", found=str(fields[2:])) from error
-    if not np.isfinite(position).all():
-        raise BadData("a position is not finite", where=f"{path} line {line}", found=str(fields[2:]))
-    neuron = _whole(path, line, fields[0])
-    if neuron <= 0:
-        raise BadData("a neuron needs an id above 0", where=f"{path} line {line}", found=str(neuron))
-    return neuron, _whole(path, line, fields[1]), position[0], position[1], position[2]
+        raise BadData("a position is no number", where=where, found=str(fields[2:])) from error
+    if not np.isfinite((z, y, x)).all():
+        raise BadData("a position is not finite", where=where, found=str(fields[2:]))
+    neuron = _whole(where, fields[0])
+    if neuron not in range(1, MOST_ID):
+        raise BadData("a neuron needs an id above 0", where=where, wanted="1 to 2^64 - 1", found=str(neuron))
+    return neuron, _whole(where, fields[1]), z, y, x
 
 
-def _whole(path: Path, line: int, text: str) -> int:
+def _whole(where: str, text: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise BadData("an id is no whole number", where=f"{path} line {line}", found=repr(text)) from error
+        raise BadData("an id is no whole number", where=where, found=repr(text)) from error
 
 
-def _joined(nodes: list[Node], pairs: list[tuple[int, int]], where: Path) -> Skeletons:
+def _joined(nodes: list[Node], links: list[Link], where: Path, *, parents: bool) -> Skeletons:
+    """The skeletons of one file, or pair of files. parents: links begin at the parent, which a root does not have: it
+    is below 0, or 0 where nodes are counted from 1."""
+    if not nodes:
+        raise BadData("a file of skeletons without a node", where=where, fix="export it again, or remove it")
     place = {node[1]: number for number, node in enumerate(nodes)}
     if len(place) != len(nodes):
-        raise BadData("a node id occurs twice", where=where, fix="node ids must be unique in the file")
-    unknown = [end for pair in pairs for end in pair if end not in place]
-    if unknown:
-        raise BadData("an edge names a node that is not there", where=where, found=unknown[0])
-    edges = np.array([(place[a], place[b]) for a, b in pairs], np.int64).reshape(-1, 2)
+        twice = next(node[1] for number, node in enumerate(nodes) if place[node[1]] != number)
+        fix = "node ids must be unique in the file"
+        raise BadData("a node id occurs twice", where=where, found=twice, fix=fix)
+    if parents:
+        links = [link for link in links if link[0] > 0 or (link[0] == 0 and 0 in place)]
+    for one, other, line in links:
+        unknown = [end for end in (one, other) if end not in place]
+        if unknown or one == other:
+            what = "an edge names a node that is not there" if unknown else "an edge joins a node to itself"
+            raise BadData(what, where=line, found=f"node {unknown[0] if unknown else one}, on edge {one} - {other}")
+        if nodes[place[one]][0] != nodes[place[other]][0]:
+            raise BadData("a skeleton edge joins two neurons", where=line, found=f"edge {one} - {other}")
+    edges = np.array([(place[one], place[other]) for one, other, _ in links], np.int64).reshape(-1, 2)
     positions = np.array([node[2:] for node in nodes], np.float64).reshape(-1, 3)
     return Skeletons(positions, np.array([node[0] for node in nodes], np.uint64), edges)
