@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from lsdflow_contract.errors import BadData
-from lsdflow_prepare.findings import Findings, component_warnings, label_warnings, raw_warnings, shape_warnings
+from lsdflow_prepare.findings import (
+    Findings,
+    component_warnings,
+    label_warnings,
+    raw_warnings,
+    refuse_unlabelled,
+    shape_warnings,
+)
 from lsdflow_prepare.report import probabilities
 from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
 
@@ -27,19 +34,31 @@ def test_statistics_of_blocks_add_up() -> None:
 
 
 def test_few_neurons_warn_below_five_only() -> None:
-    assert "only 4 neurons" in label_warnings(counted([1, 2, 3, 4], [1] * 4), complete=True)[0]
-    assert label_warnings(counted([1, 2, 3, 4, 5], [1] * 5), complete=True) == []
-    assert label_warnings(counted([1, 2], [1] * 2), complete=False) == []
+    assert "only 4 neurons" in label_warnings(counted([1, 2, 3, 4], [1] * 4))[0]
+    assert label_warnings(counted([1, 2, 3, 4, 5], [1] * 5)) == []
 
 
 def test_low_mask_coverage_warns_below_one_half_only() -> None:
     ids = [1, 2, 3, 4, 5, 6]
-    assert label_warnings(counted(ids, [1, 1, 2, 0, 0, 0]), complete=True) == []
-    assert "33.3%" in label_warnings(counted(ids, [1, 1, 0, 0, 0, 0]), complete=True)[0]
+    assert label_warnings(counted(ids, [1, 1, 2, 0, 0, 0])) == []
+    assert "33.3%" in label_warnings(counted(ids, [1, 1, 0, 0, 0, 0]))[0]
+
+
+@pytest.mark.parametrize("role", ["training", "target"])
+@pytest.mark.parametrize(
+    ("ids", "states", "words"),
+    [([0, 0], [1, 1], "no neuron"), ([0, 7], [1, 0], "ignored"), ([5, 7], [0, 0], "ignored")],
+)
+def test_labels_that_name_no_neuron_or_are_all_masked_are_refused_with_the_file(
+    role: str, ids: list[int], states: list[int], words: str
+) -> None:
+    with pytest.raises(BadData, match=rf"(?s){words}.*gt\.h5"):
+        refuse_unlabelled(counted(ids, states), False, "gt.h5", role)
+    refuse_unlabelled(counted([5, 7], [1, 1]), True, "gt.h5", role)
 
 
 def test_ids_that_seem_special_warn_with_the_option() -> None:
-    assert "ignore_ids = [-3]" in label_warnings(counted([1, 2, 3, 4, 5, 2**64 - 3], [1] * 6), complete=True)[0]
+    assert "ignore_ids = [-3]" in label_warnings(counted([1, 2, 3, 4, 5, 2**64 - 3], [1] * 6))[0]
 
 
 def test_constant_and_clipped_raw_warn() -> None:

@@ -134,7 +134,9 @@ def test_a_lost_chunk_of_nothing_but_background_is_seen_and_made_again(
     put: Put, experiment: Make, raw: np.ndarray
 ) -> None:
     put("volumes/raw", raw)
-    put("volumes/labels/neuron_ids", np.zeros(raw.shape, np.uint64))
+    labels = np.zeros(raw.shape, np.uint64)
+    labels[0, 0, 0] = 7
+    put("volumes/labels/neuron_ids", labels)
     loaded = experiment(sparse=True)
     Prepare().run(loaded)
     lost = loaded.layout.training_volume("a") / LABELS.dataset / "1.1.1"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from lsdflow_contract.errors import StageError
+from lsdflow_contract.errors import BadData, StageError
 from lsdflow_contract.geometry import Vox3
 from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
 
@@ -59,10 +59,10 @@ def raw_warnings(raw: RawStatistics) -> list[str]:
     return found
 
 
-def label_warnings(labels: LabelStatistics, complete: bool) -> list[str]:
+def label_warnings(labels: LabelStatistics) -> list[str]:
     """Warn about few neurons, few voxels to train on, and ids that seem to be special values."""
     found = []
-    if complete and labels.neurons < FEW_NEURONS:
+    if labels.neurons < FEW_NEURONS:
         found.append(f"only {labels.neurons} neurons are labelled; at least {FEW_NEURONS} are advised")
     if labels.trained_fraction < LOW_COVERAGE:
         found.append(f"the mask leaves {labels.trained_fraction:.1%} of the voxels to train on")
@@ -70,6 +70,23 @@ def label_warnings(labels: LabelStatistics, complete: bool) -> list[str]:
         signed = labels.largest_id - 2**64
         found.append(f"id {labels.largest_id} looks like a special value ({signed}): set ignore_ids = [{signed}]?")
     return found
+
+
+def refuse_unlabelled(labels: LabelStatistics, usable: bool, where: str, role: str) -> None:
+    """Raise BadData (65) for labels that neither train nor score. usable: whether a neuron is outside of the mask."""
+    if usable:
+        return
+    name, without = ("labels", "give labels that are not empty")
+    if role == "target":
+        name, without = "ground truth", "or take prepare.target.truth out: without it nothing is scored"
+    if not labels.neurons:
+        what, found = f"the {name} names no neuron", f"no id above 0 in all {labels.voxels} voxels"
+        fix = f"export it again, and check labels_dataset, ignore_ids and background_ids; {without}"
+    else:
+        what = f"every labelled voxel of the {name} is ignored or background"
+        found = f"{labels.neurons} neurons, {labels.trained_fraction:.1%} of the voxels are not ignored"
+        fix = 'give the mask of these labels, or mask = "none" for none; check ignore_regions and ignore_ids'
+    raise BadData(what, where=where, wanted="at least one neuron where the mask is not 0", found=found, fix=fix)
 
 
 def component_warnings(per_label: dict[int, int]) -> list[str]:

@@ -57,7 +57,7 @@ class VolumeSummary:
         """All warnings about the volume."""
         found = rules.shape_warnings(inputs.region.shape_vox, inputs.role) + rules.raw_warnings(self.raw)
         if self.labels is not None:
-            found += rules.label_warnings(self.labels, complete=True)
+            found += rules.label_warnings(self.labels)
         return found + rules.component_warnings(self.components or {})
 
 
@@ -118,8 +118,11 @@ class VolumeReport(StrictModel):
 
 
 def make_report(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> VolumeReport:
-    """Write the report of a volume whose blocks are all done, next to its arrays; returns it."""
+    """Write the report of a volume whose blocks are all done, next to its arrays; returns it. BadData for no labels."""
     summary = summary_of(passes)
+    if inputs.labels is not None and summary.labels is not None:  # a large volume was only sampled before
+        usable = summary.labels.neurons > 0 and summary.labels.trained_fraction > 0
+        rules.refuse_unlabelled(summary.labels, usable, inputs.labels.source.where, inputs.role)
     identity = {task.content: task.identity(task.marks.records()) for task in passes}
     report = VolumeReport(
         key=passes[0].volume_key,

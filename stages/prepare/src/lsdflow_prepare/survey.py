@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_contract.arrays import MaskState
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Box
 from lsdflow_prepare import findings as rules
@@ -107,18 +108,21 @@ def _survey_raw(inputs: VolumeInputs, findings: Findings, boxes: list[Box], dead
 
 
 def _survey_labels(inputs: VolumeInputs, findings: Findings, boxes: list[Box], deadline: float, *, whole: bool) -> None:
-    statistics = LabelStatistics()
+    statistics, usable, where = LabelStatistics(), 0, inputs.labels.source.where if inputs.labels else ""
 
     def sample(box: Box) -> None:
+        nonlocal usable
         block = inputs.read_labels(box)
         statistics.add(block.ids, block.states)
+        usable += np.count_nonzero(block.ids[block.states == MaskState.TRAIN])
 
-    complete = False
     with findings.collecting():
-        complete = read_until(boxes, deadline, sample) and whole
-    if complete:
-        for text in rules.label_warnings(statistics, complete):
-            findings.warn(inputs.name, text)
+        if read_until(boxes, deadline, sample) and whole:
+            for text in rules.label_warnings(statistics):
+                findings.warn(inputs.name, text)
+            rules.refuse_unlabelled(statistics, usable > 0, where, inputs.role)
+        elif not usable:
+            findings.warn(inputs.name, f"{where} has no neuron in a sample of {statistics.voxels} voxels: is it empty?")
 
 
 def read_until(boxes: list[Box], deadline: float, read: Callable[[Box], None]) -> bool:
