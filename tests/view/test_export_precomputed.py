@@ -20,7 +20,7 @@ from lsdflow_runtime.io.volumes import OutputArray
 from lsdflow_view.cli import app
 from lsdflow_view.export.levels import Layer, open_layer, pyramid, whole_bins
 from lsdflow_view.export.passes import ReadBack
-from lsdflow_view.export.precomputed import VolumeOptions, export_precomputed
+from lsdflow_view.export.precomputed import VolumeOptions, _precomputed_layer, export_precomputed
 from lsdflow_view.export.precomputed_volume import PrecomputedLayer
 from lsdflow_view.export.segments import table_of_blocks
 from lsdflow_view.export.shapes import ShapeOptions
@@ -215,6 +215,21 @@ def test_an_experiment_without_any_volume_is_reported(tmp_path: Path) -> None:
     for format_ in ("ome", "precomputed"):
         found = CliRunner().invoke(app, ["export", format_, str(tmp_path), str(tmp_path / "o")])
         assert (found.exit_code, "prepare" in found.output) == (66, True)
+
+
+def test_an_offset_of_a_part_of_a_voxel_is_exported_with_the_shift_said_and_layers_stay_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """-4.5 and 0.5 voxels: rounded to even they would move apart by a voxel."""
+    begins = []
+    for name, offset in (("raw", (-45.0, 5.0, 12.5)), ("labels", (5.0, 15.0, 22.5))):
+        grid = Geometry((10.0, 10.0, 10.0), offset, (8, 8, 8))
+        output = OutputArray(tmp_path / f"{name}.zarr", RAW, grid, grid.box, (8, 8, 8))
+        output.create({"key": "k"})
+        layer = _precomputed_layer(Layer(name, "image", output.open(), "i"), tmp_path, WHOLE, ReadBack())
+        begins.append(layer.levels[0].box.begin_vox)
+    assert begins == [(-4, 1, 1), (1, 2, 2)]
+    assert caplog.text.count("5, 5, -2.5 nm (z, y, x) beside its place") == 2
 
 
 def _sharded_layer(folder: Path, shape: Vox3, spec: ArraySpec) -> PrecomputedLayer:

@@ -11,20 +11,24 @@ the volume begins.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lsdflow_contract.errors import BadData, UsageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
-from lsdflow_contract.geometry import whole_voxels
+from lsdflow_contract.geometry import Geometry, Vox3
 from lsdflow_contract.manifest import Writer
 from lsdflow_view.export.levels import Layer, level_count, open_layers, pyramid
 from lsdflow_view.export.passes import UNFINISHED, PassRunner, ReadBack, close_folder, export_folder, record_keys
 from lsdflow_view.export.precomputed_volume import PrecomputedLayer
 from lsdflow_view.export.shapes import ShapeOptions, Shapes, wanted_shapes
 
+LOG = logging.getLogger("lsdflow.view")
 RECORD = "lsdflow_export.json"
 
 
@@ -108,10 +112,27 @@ def _layer_of_shapes(layers: list[PrecomputedLayer], shapes: ShapeOptions) -> Pr
 
 def _precomputed_layer(layer: Layer, out: Path, options: VolumeOptions, checked: ReadBack) -> PrecomputedLayer:
     geometry = layer.volume.geometry
-    where = f"offset of {layer.volume.where}"
-    box = geometry.box.translate(whole_voxels(geometry.offset_nm, geometry.voxel_size_nm, where))
+    box = geometry.box.translate(_whole_offset_vox(geometry, layer.volume.where))
     levels = pyramid(geometry.voxel_size_nm, box, options.levels or level_count(geometry.voxel_size_nm, box))
     return PrecomputedLayer(layer, out / layer.name, levels, checked, options.sharded)
+
+
+def _whole_offset_vox(geometry: Geometry, where: str) -> Vox3:
+    """The offset in whole voxels, all that precomputed can hold; what is left over is said.
+
+    Halves are rounded up everywhere, so that all layers of one grid move by the same part of a voxel.
+    """
+    exact = np.round(np.array(geometry.offset_nm) / np.array(geometry.voxel_size_nm), 3)
+    z, y, x = np.floor(exact + 0.5).astype(int).tolist()
+    shift = ((z, y, x) - exact) * np.array(geometry.voxel_size_nm)
+    if shift.any():
+        LOG.warning(
+            "%s: its offset is no whole number of voxels, so it is exported %s nm (z, y, x) beside its place: "
+            "precomputed holds whole voxels only, `lsdflow export ome` writes the exact offset",
+            where,
+            ", ".join(f"{length:g}" for length in shift),
+        )
+    return z, y, x
 
 
 def _record(out: Path) -> dict[str, Any] | None:
