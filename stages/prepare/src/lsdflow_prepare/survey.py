@@ -114,7 +114,7 @@ def _survey_labels(inputs: VolumeInputs, findings: Findings, boxes: list[Box], d
         nonlocal usable
         block = inputs.read_labels(box)
         statistics.add(block.ids, block.states)
-        usable += np.count_nonzero(block.ids[block.states == MaskState.TRAIN])
+        usable += int(np.count_nonzero(block.ids[block.states == MaskState.TRAIN]))
 
     with findings.collecting():
         if read_until(boxes, deadline, sample) and whole:

@@ -47,7 +47,7 @@ def in_nm(read: Skeletons, unit: Unit | None, grid: Geometry, where: object) -> 
 def _positions_nm(values: NDArray[np.float64], unit: str, grid: Geometry) -> NDArray[np.float64]:
     """Positions (n, 3) in nm. A whole number of voxels is the middle of this voxel, counted from the first one."""
     if unit == "vox":
-        return (values + 0.5) * np.array(grid.voxel_size_nm) + np.array(grid.offset_nm)
+        return np.asarray((values + 0.5) * np.array(grid.voxel_size_nm) + np.array(grid.offset_nm), np.float64)
     return values * {"nm": 1.0, "um": 1e3}[unit]
 
 
