@@ -23,6 +23,7 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import ARRAY_SEAL
 from lsdflow_prepare import volume_passes
 from lsdflow_prepare.stage import Prepare
+from lsdflow_runtime.formats import file_stamp as file_stamps
 
 SHAPE = (20, 18, 16)
 RAW_VALUES = np.random.default_rng(0).integers(1, 255, SHAPE, np.uint8)
@@ -188,6 +189,97 @@ def test_a_changed_voxel_makes_another_volume_and_the_earlier_one_counts_again_w
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), IDS)
     assert read_manifest(loaded.layout, "prepare") == first
     assert Prepare().verify(loaded)["identity"] == first.identity
+
+
+def _times(folder: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files_of(folder)}
+
+
+@pytest.mark.parametrize("form", [zarr_of(2, compressors=None), hdf5_in("plain"), tiff_pages, tiff_slices])
+def test_other_voxels_of_the_same_size_and_time_are_another_volume(
+    form: Write, tmp_path: Path, experiment: Make
+) -> None:
+    loaded = prepared(form, tmp_path, experiment)
+    source = Path(loaded.tables["prepare"]["training"][0]["labels"])
+    before = _times(source)
+    form(tmp_path, "labels", one_voxel_changed(IDS))
+    for path, (_, modified_ns) in before.items():
+        os.utime(path, ns=(modified_ns, modified_ns))
+    assert _times(source) == before
+    Prepare().run(loaded)
+    np.testing.assert_array_equal(made(loaded, LABELS.dataset), one_voxel_changed(IDS))
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused_and_nothing_of_it_is_kept(
+    tmp_path: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = zarr_of(2)
+    tables = write(tmp_path, "raw", RAW_VALUES) | write(tmp_path, "labels", IDS)
+    loaded = experiment(**{"voxel_size": "8 nm"} | tables)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files_of(tmp_path / "raw.zarr")}
+    real, changes = volume_passes.make_block, iter([True])
+
+    def make_and_change(*arguments: Any) -> Any:
+        block = real(*arguments)
+        if next(changes, False):
+            write(tmp_path, "raw", 255 - RAW_VALUES)
+        return block
+
+    monkeypatch.setattr(volume_passes, "make_block", make_and_change)
+    with pytest.raises(BadData, match="changed while it was read") as caught:
+        Prepare().run(loaded)
+    assert caught.value.where == f"{tmp_path / 'raw.zarr'}"
+    assert not loaded.layout.manifest("prepare").exists()
+    # The file as it was, with its time: the blocks that were read of the other one must not count.
+    write(tmp_path, "raw", 255 - RAW_VALUES)
+    Prepare().run(loaded)
+    np.testing.assert_array_equal(made(loaded, RAW.dataset), 255 - RAW_VALUES)
+    for path, (content, modified_ns) in before.items():
+        path.write_bytes(content)
+        os.utime(path, ns=(modified_ns, modified_ns))
+    Prepare().run(loaded)
+    np.testing.assert_array_equal(made(loaded, RAW.dataset), RAW_VALUES)
+
+
+def test_the_stamp_of_a_large_file_reads_pieces_from_first_to_last_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_stamps, "PIECE_BYTES", 10)
+    monkeypatch.setattr(file_stamps, "SAMPLED_BYTES", 100)
+    file = tmp_path / "large"
+    file.write_bytes(bytes(1000))
+    first = file_stamps.file_stamp([file])
+    seen = []
+    for at in (0, 5, 15, 995, 999):
+        time = file.stat().st_mtime_ns
+        with file.open("r+b") as opened:
+            opened.seek(at)
+            opened.write(b"x")
+        os.utime(file, ns=(time, time))
+        seen.append(file_stamps.file_stamp([file]) != first)
+        file.write_bytes(bytes(1000))
+        os.utime(file, ns=(time, time))
+    assert seen == [True, True, False, True, True]
+
+
+def test_the_stamp_of_many_files_is_that_of_their_names_whatever_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_stamps, "SAMPLED_FILES", 4)
+    monkeypatch.setattr(file_stamps, "FILES_AT_ONCE", 3)
+    stamps = []
+    for order in (range(20), range(19, -1, -1)):
+        folder = tmp_path / f"from {order[0]}"
+        folder.mkdir()
+        for number in order:
+            (folder / str(number)).write_bytes(b"x" * 10)
+            os.utime(folder / str(number), ns=(0, 0))
+        stamps.append(file_stamps.file_stamp([folder]))
+    assert stamps[0] == stamps[1]
+    for number in range(20):
+        (folder / str(number)).write_bytes(b"y" * 10)
+        os.utime(folder / str(number), ns=(0, 0))
+    assert file_stamps.file_stamp([folder]) != stamps[0]
 
 
 def test_a_copy_of_the_same_bytes_is_the_same_source(

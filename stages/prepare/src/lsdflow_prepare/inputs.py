@@ -65,7 +65,11 @@ class VolumeInputs:
 
     @cached_property
     def states(self) -> dict[str, dict[str, str]]:
-        """The current state of each source (`SourceVolume.state`); examines all files of the sources once."""
+        """The state of each source when it was first asked for (`SourceVolume.state`)."""
+        return self.states_now()
+
+    def states_now(self) -> dict[str, dict[str, str]]:
+        """The present state of each source; examines all files of the sources."""
         return {name: source.state() for name, source in self.sources.items()}
 
     @property

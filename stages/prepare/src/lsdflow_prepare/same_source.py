@@ -1,7 +1,7 @@
 """Checks whether the sources of a volume are the same as when it was prepared.
 
-1. If the files have the recorded names, sizes and modification times, they are the same, and nothing is read. Their
-   folder may have moved: the paths in the experiment file do not count.
+1. If the files have the recorded names, sizes and modification times, and the same bytes in a sample (`file_stamp`),
+   they are the same, and no voxel is read. Their folder may have moved: the paths in the experiment file do not count.
 2. Otherwise the voxels decide. They are read again, block by block, and compared with the checksums in the done marks.
    A copy of the same voxels is the same input, and its state is recorded for the next time. A changed voxel makes
    another input, and so a new volume next to the earlier one.
@@ -77,6 +77,22 @@ def remember(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> None:
     """Record the state of the sources of this volume, unless it is recorded: the volume may belong to others."""
     if _noted(passes).get("sources") != inputs.states:
         write_sealed(_path(passes), {"key": passes[0].volume_key, "sources": inputs.states})
+
+
+def refuse_changed(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> None:
+    """Raise BadData (65) if a source changed while its blocks were read; none of them then counts as done."""
+    now = inputs.states_now()
+    changed = [source.where for name, source in inputs.sources.items() if now[name] != inputs.states[name]]
+    if changed:
+        for task in passes:
+            task.marks.remove_all()
+        raise BadData(
+            "a source changed while it was read",
+            where=", ".join(changed),
+            wanted="the same files from the first block to the last",
+            found="files written, added or removed since; what was read of them is dropped",
+            fix="wait until the copy or the program that writes it has ended: prepare run",
+        )
 
 
 def _of_same_settings(experiment: Experiment, inputs: VolumeInputs, container: Path) -> list[VolumePass]:

@@ -31,7 +31,7 @@ from lsdflow_prepare.report import (
     read_report,
     report_path,
 )
-from lsdflow_prepare.same_source import containers, recognised, remember
+from lsdflow_prepare.same_source import containers, recognised, refuse_changed, remember
 from lsdflow_prepare.survey import survey
 from lsdflow_prepare.volume_passes import STAGE, VolumePass, bytes_needed, new_volume, pass_with_key
 from lsdflow_runtime.blocks import Block
@@ -201,6 +201,7 @@ def _finish(
                 adopt_journal(task)
                 LOG.info("%s: %s voxels", task.label, "x".join(map(str, task.plan.total.shape_vox)))
                 run_blocks(task, [key])
+            refuse_changed(inputs, tasks)
             report = make_report(inputs, tasks)
         reports[inputs.label] = report
         for text in report.warnings:

@@ -146,9 +146,10 @@ class SourceVolume:
         return None
 
     def state(self) -> dict[str, str]:
-        """Two hashes that detect a change; no voxel is read.
+        """Two hashes that detect a change.
 
-        form: format, shape, dtype, voxel size, offset, region. files: names, sizes and modification times of the files.
+        form: format, shape, dtype, voxel size, offset, region. files: names, sizes, modification times and a sample of
+        the bytes of the files (`file_stamp`).
         Raises MissingInput, PermissionDenied or StorageFailure for a file that cannot be examined.
         """
         claims = [[claim.voxel_size_nm, claim.offset_nm] for claim in self.claims]
