@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +13,14 @@ import pytest
 
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import Lut
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_evaluate.errors.doubtful_place import DoubtfulPlace, doubtful_place
 from lsdflow_evaluate.report.data import Picture, ReportData, StageRecord, ToLabel
 from lsdflow_evaluate.report.findings import affinities_in_pictures, findings, next_steps, too_large_segment
 from lsdflow_evaluate.report.page import render_pages
+from lsdflow_evaluate.report.stage_records import stage_record
 from lsdflow_evaluate.report.to_label import box_around
 from lsdflow_evaluate.report.volumes import labelled_voxel
 
@@ -87,6 +90,12 @@ def test_a_training_that_ended_early_is_the_first_finding_and_its_page_has_no_gr
     assert 'class="is-finished"' not in index
 
 
+def test_the_record_of_a_training_that_ended_early_is_not_that_of_a_finished_one(tmp_path: Path) -> None:
+    for facts, state in (({}, "finished short"), ({"iteration": 800, "loss_end": 0.1}, "finished")):
+        manifest = trained(**facts).manifests["train-acrlsd"]
+        assert stage_record(ExperimentLayout(tmp_path), "train-acrlsd", manifest).state == state
+
+
 def test_a_whole_training_is_no_finding_and_one_that_learnt_nothing_is() -> None:
     whole = {"iteration": 800, "ended_by": "max_iteration", "loss_end": 0.1}
     assert [finding.title for finding in findings(trained(**whole))] == ["Affinities"]
@@ -150,7 +159,8 @@ class Truth(SimpleNamespace):
 
 
 @pytest.mark.parametrize(
-    "labelled", [((60, 60, 60), (8, 8, 8)), ((5, 0, 90), (3, 40, 10)), ((0, 0, 0), (100, 100, 100))]
+    "labelled",
+    [((60, 60, 60), (8, 8, 8)), ((5, 0, 90), (3, 40, 10)), ((0, 0, 0), (30, 100, 100)), ((0, 0, 0), (100, 100, 100))],
 )
 def test_pictures_show_planes_with_truth_and_the_middle_where_there_is_some(labelled: tuple[Any, Any]) -> None:
     box = Box((0, 0, 0), (100, 100, 100))
