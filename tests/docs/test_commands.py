@@ -43,7 +43,6 @@ EXECUTED = (
     "bin/watershed plan --experiment demo",
     "bin/watershed verify --experiment demo",
     "bin/watershed schema",
-    "bin/lsdflow trace exp",
     "bin/lsdflow cite",
 )
 

@@ -4,7 +4,7 @@
 
 The first columns of a line are written when the attempt begins, the others when it ends. So if a process was lost, the
 last line of its file is incomplete. No result depends on these files, and a run continues without them (for example on
-a full disk). They are read by `lsdflow trace`, by the metrics, and by workers that search for slow blocks.
+a full disk). They are read by the report, by the metrics, and by workers that search for slow blocks.
 """
 
 from __future__ import annotations

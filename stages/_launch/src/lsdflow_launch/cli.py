@@ -29,7 +29,6 @@ from lsdflow_launch.run import FIRST_STEPS, add_run_verb
 from lsdflow_launch.slurm.submit import add_cluster_verbs
 from lsdflow_launch.status import experiment_status, show_status
 from lsdflow_launch.sweep.cli import app as sweep_app
-from lsdflow_launch.trace import add_trace_verb
 from lsdflow_launch.view import add_view_verbs
 
 DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
@@ -37,7 +36,7 @@ DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
 VERBS = (
     *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "verify", "repair", "doctor"),
     *("results", "use", "clean", "migrate"),
-    *("submit", "scale", "cancel", "select-checkpoint", "trace", "schema", "compose-env", "cite"),
+    *("submit", "scale", "cancel", "select-checkpoint", "schema", "compose-env", "cite"),
 )
 app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))
 
@@ -138,7 +137,6 @@ add_migrate_verb(app)
 add_integrity_verbs(app)
 add_report_verbs(app)
 add_view_verbs(app)
-add_trace_verb(app)
 add_plan_verb(app)
 add_run_verb(app)
 add_start_verbs(app)
