@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_launch.cli import app
 from lsdflow_launch.preflight import cluster_problems
+from lsdflow_launch.slurm.dry_run import missing_for_jobs, rows_of_jobs, show_jobs
 from lsdflow_launch.slurm.jobs import Partition, existing_partitions
 
 ROWS = ("cpu*|up|2|1-00:00:00|(null)", "gpu|up|1|4:00:00|(null)", "gpu|up|3|4:00:00|gpu:a100:4", "old|up|1|infinite|")
@@ -110,3 +111,38 @@ def test_validate_reports_them_with_the_problems_of_the_stages(folder: Path) -> 
     (problem,) = answer["experiment"]
     assert problem["what"] == "the cluster has no partition a100"
     assert problem["where"] == f"{folder / 'experiment.toml'}: [cluster], jobs of train-lsd"
+
+
+def dry_run(folder: Path, *settings: str) -> tuple[dict[tuple[str, str], list[str]], list[str]]:
+    """The rows of the jobs by stage and jobs, and what is missing."""
+    experiment = load_experiment(folder, settings)
+    rows = rows_of_jobs(experiment, ("train-acrlsd", "predict"))
+    missing = missing_for_jobs(experiment, ("train-acrlsd", "predict"))
+    return {(r["stage"], r["jobs"]): list(r.values())[2:] for r in rows}, [problem["what"] for problem in missing]
+
+
+def test_a_dry_run_lists_the_resources_of_every_kind_of_job(folder: Path, sinfo: Sinfo) -> None:
+    del sinfo
+    tiny = ("experiment.profile=tiny", "cluster.predict.workers_at_once=1", "cluster.train-acrlsd.nodes=2")
+    rows, missing = dry_run(folder, *tiny)
+    assert rows == {
+        ("train-acrlsd", "1 run on 2 nodes"): ["gpu", "2", "6G", "4:00:00", "gpu:1"],
+        ("predict", "1 coordinator"): ["cpu", "1", "1G", "4:00:00", ""],
+        ("predict", "2 workers, 1 at once"): ["gpu", "1", "2G", "4:00:00", "gpu:1"],
+        ("each", "2 verify"): ["cpu", "1", "1G", "1:00:00", ""],
+    }
+    assert missing == ["no sbatch here"]
+
+
+def test_a_dry_run_lists_all_that_is_missing_at_once(folder: Path, sinfo: Sinfo, capsys) -> None:
+    (folder / "sifs" / "predict_1.0.0.sif").unlink()
+    wanted = ["no sbatch here", "the cluster has no partition big", "the SIF of predict is not there"]
+    assert dry_run(folder, "cluster.partition_cpu=big")[1] == wanted
+    sinfo()
+    (folder / "bin" / "sinfo").unlink()
+    assert dry_run(folder)[1][1] == "the partitions are not compared with those of the cluster: gpu, cpu"
+    experiment = load_experiment(folder)
+    show_jobs(rows_of_jobs(experiment, STAGES[:2]), missing_for_jobs(experiment, STAGES))
+    text = capsys.readouterr().out
+    assert text.splitlines()[0].split() == ["stage", "jobs", "partition", "cores", "memory", "time", "GPU"]
+    assert text.index("missing here for a submission:") < text.index("the SIF of predict") < text.index("commands:")

@@ -147,7 +147,7 @@ def test_status_joins_queue_blocks_speed_and_failures_with_their_logs(queue: Que
     assert predict["logs"] == [str(log)]
     lines = queue.lsdflow("status", queue.experiment).stdout.splitlines()
     (row,) = [text for text in lines if text.startswith("predict  ")]
-    assert row.split()[1:4] == ["running", "20/40", "2"]
+    assert re.search(r"^predict +running \(last sign [^)]+ ago\) +20/40 +2 ", row)
     assert f"predict: block 7: RuntimeError: out of memory (log: {log})" in lines
     assert f"predict workers: {expected}" in lines
 

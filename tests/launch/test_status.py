@@ -58,10 +58,11 @@ def test_a_run_with_a_living_coordinator_is_running_and_one_whose_process_is_gon
     begin(experiment, "watershed", "20260101T000000-1")
     take_lock(experiment, "watershed", os.getpid())
     living = with_activity(experiment, "watershed", BEGUN)
-    assert (living["alive"], cells(living, time.time())[0]) == (True, "running")
+    now = living["last_activity"] + 5
+    assert (living["alive"], cells(living, now)[0]) == (True, "running (last sign 5 s ago)")
     take_lock(experiment, "watershed", os.getpid(), age_s=3600)
     dead = with_activity(experiment, "watershed", BEGUN)
-    assert (dead["alive"], cells(dead, time.time())[0]) == (False, "killed")
+    assert (dead["alive"], cells(dead, now)[0]) == (False, "killed (last sign 5 s ago)")
     assert dead["state"] == "running or killed", "--json keeps its earlier keys"
 
 
@@ -82,6 +83,26 @@ def test_blocks_that_were_tried_again_are_counted_and_give_the_speed(experiment:
     assert found["blocks_per_minute"] == pytest.approx(1.5, rel=0.05)
     assert found["minutes_left"] == pytest.approx(37 / 1.5, rel=0.05)
     assert time.time() - found["last_activity"] < 30
+
+
+def test_status_says_why_a_block_was_tried_again(experiment: Experiment) -> None:
+    begin(experiment, "watershed", "20260101T000000-1")
+    with AttemptLog(experiment.layout.stage_runs("watershed"), "key") as log:
+        for _ in range(3):
+            with pytest.raises(MemoryError), log.attempt(7):
+                raise MemoryError
+    # The process of another node was lost in block 9, which this one then computed.
+    lost = log.path.with_name("20260101T000000-4711-n2.tsv")
+    lost.write_text("9\t1000.0\tkey\t")
+    with AttemptLog(experiment.layout.stage_runs("watershed"), "key") as log, log.attempt(9):
+        pass
+    found = with_activity(experiment, "watershed", BEGUN)
+    where = f"worker {os.getpid()} on {socket.gethostname()}"
+    assert list(more_lines("watershed", found))[:2] == [
+        "watershed: block 9 was tried again: worker 4711 on n2 was lost",
+        f"watershed: block 7 was tried again: MemoryError in {where}, 2 times",
+    ]
+    assert found["retried"] == 3
 
 
 def test_a_training_reports_iterations_speed_and_time_left(experiment: Experiment) -> None:

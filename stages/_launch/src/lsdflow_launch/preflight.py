@@ -201,19 +201,33 @@ def cluster_problems(experiment: Experiment, stages: Sequence[str]) -> list[Stag
     if not experiment.uses_cluster:
         return []
     try:
-        table, existing = cluster_of(experiment), existing_partitions()
+        existing = existing_partitions()
+        of_partitions = partition_problems(experiment, stages, existing)
     except StageError as error:
         LOG.info("partitions and SIFs are not checked: %s", error.what)
         return []
+    return [*of_partitions, *sif_problems(experiment, stages)]
+
+
+def partition_problems(
+    experiment: Experiment, stages: Sequence[str], existing: Mapping[str, Partition]
+) -> list[StageError]:
+    """Return the partitions of the jobs of `stages` that do not exist, or have no GPU where one is needed."""
     where = f"{experiment.path}: [cluster]"
-    needed = _needed_partitions(job_settings(table, experiment), stages)
-    checks = [partial(_require_partition, name, stage, gpu, existing, where) for name, (stage, gpu) in needed.items()]
-    folder, images = experiment.resolve(table.images), experiment.layout.images_env
-    found = errors_of([*checks, *(partial(_require_sif, folder, stage, images) for stage in stages)])
+    needed = needed_partitions(job_settings(cluster_of(experiment), experiment), stages)
+    return errors_of(
+        [partial(_require_partition, name, stage, gpu, existing, where) for name, (stage, gpu) in needed.items()]
+    )
+
+
+def sif_problems(experiment: Experiment, stages: Sequence[str]) -> list[StageError]:
+    """Return the SIFs and pins of `stages` that are missing."""
+    folder, images = experiment.resolve(cluster_of(experiment).images), experiment.layout.images_env
+    found = errors_of([partial(_require_sif, folder, stage, images) for stage in stages])
     return list({problem.message(): problem for problem in found}.values())
 
 
-def _needed_partitions(settings: Mapping[str, str], stages: Sequence[str]) -> dict[str, tuple[str, bool]]:
+def needed_partitions(settings: Mapping[str, str], stages: Sequence[str]) -> dict[str, tuple[str, bool]]:
     """Return the partitions of the jobs, each with the first stage that names it, and whether a job needs a GPU."""
     needed: dict[str, tuple[str, bool]] = {}
     for stage in stages:

@@ -10,13 +10,12 @@ import logging
 import math
 import re
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lsdflow_command.attempts import DONE, FOLDER, AttemptReader
+from lsdflow_command.attempts import DONE, FOLDER, Attempt, AttemptReader
 from lsdflow_command.lock_file import LockFile
 from lsdflow_command.machine import available_cores
 from lsdflow_contract.errors import MissingInput, StageError
@@ -40,7 +39,7 @@ LOG = logging.getLogger("lsdflow.status")
 LISTED = 10
 LOG_TAIL_BYTES = 2**20
 SEARCHED_LOGS = 50
-HEADS = ("stage", "state", "done", "failed", "retried", "rate", "left", "took", "planned", "last sign")
+HEADS = ("stage", "state", "done", "failed", "retried", "rate", "left", "took", "planned")
 JOB_ROLES = ("run", "coordinator", "workers", "verify")
 PASS, ITERATIONS = "pass", "iterations_done"
 Facts = Mapping[str, Any]
@@ -228,8 +227,7 @@ def _blocks(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dic
         return found
     reader = AttemptReader(runs)
     ended = reader.ended()
-    tries = Counter((a.key, a.block) for a in (*ended, *reader.without_end()))
-    found["retried"] = sum(count - 1 for count in tries.values())
+    found |= _retries([*ended, *reader.without_end()])
     begun = newest_run(experiment, stage)
     if begun is None or "blocks_done" not in facts or (begun / "outcome.json").exists():
         return found
@@ -240,6 +238,23 @@ def _blocks(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dic
         left = (int(facts["blocks"]) - int(facts["blocks_done"])) / rate
         found |= {"blocks_per_minute": round(rate, 2), "minutes_left": round(left, 1)}
     return found
+
+
+def _retries(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """Return how many attempts followed others at the same block, and why: [{block, why, attempts}], newest first.
+
+    The reason is how the attempt before ended; the process of an attempt without an end was lost.
+    """
+    latest: dict[tuple[str, int], Attempt] = {}
+    why: dict[tuple[int, str], int] = {}
+    for attempt in sorted(attempts, key=lambda a: a.started):
+        if (before := latest.get((attempt.key, attempt.block))) is not None:
+            place = f"worker {before.pid} on {before.host}"
+            text = f"{before.error or before.outcome} in {place}" if before.outcome else f"{place} was lost"
+            why[attempt.block, text] = why.pop((attempt.block, text), 0) + 1
+        latest[attempt.key, attempt.block] = attempt
+    reasons = [{"block": block, "why": text, "attempts": count} for (block, text), count in reversed(why.items())]
+    return {"retried": sum(why.values()), **({"retries": reasons[:LISTED]} if reasons else {})}
 
 
 def _training(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,9 +304,9 @@ def show_status(states: Mapping[str, Facts], console: Console, now: float | None
 def cells(facts: Facts, now: float) -> tuple[str, ...]:
     """Return a row of the table, without the stage's name."""
     took, planned = facts.get("seconds"), facts.get("planned_seconds")
-    left, last = facts.get("minutes_left"), facts.get("last_activity")
+    left = facts.get("minutes_left")
     return (
-        _state(facts),
+        _state(facts, now),
         _done(facts),
         _cell(facts.get("failed")),
         _cell(facts.get("retried")),
@@ -299,7 +314,6 @@ def cells(facts: Facts, now: float) -> tuple[str, ...]:
         duration(60 * left) if left is not None and facts["state"] != "finished" else "",
         duration(took) if took is not None else "",
         duration(planned) if planned is not None else "",
-        f"{duration(max(now - last, 0))} ago" if last is not None else "",
     )
 
 
@@ -308,6 +322,9 @@ def more_lines(stage: str, facts: Facts) -> Iterator[str]:
     yield from (f"{stage}: {facts[why]}" for why in ("problem", "shortfall") if facts.get(why))
     if last := facts.get("last_run"):
         yield f"{stage}: {_ended(last)}"
+    for retry in facts.get("retries", ()):
+        again = f", {retry['attempts']} times" if retry["attempts"] > 1 else ""
+        yield f"{stage}: block {retry['block']} was tried again: {retry['why']}{again}"
     yield from (f"{stage}: finished without {failed}" for failed in facts.get("accepted", ()))
     for block, what in facts.get("failures", {}).items():
         yield f"{stage}: block {block}: {what}"
@@ -326,10 +343,12 @@ def _ended(last: Facts) -> str:
     return f"finished before; its last run{begun} ended with exit code {last['exit_code']}{why}"
 
 
-def _state(facts: Facts) -> str:
-    state = str(facts["state"])
+def _state(facts: Facts, now: float) -> str:
+    state, last = str(facts["state"]), facts.get("last_activity")
     if state == "running or killed" and "alive" in facts:
         state = "running" if facts["alive"] else "killed"
+    if state != "finished" and last is not None:
+        state += f" (last sign {duration(max(round(now - last), 0))} ago)"
     return f"{state}, {facts[PASS]}" if facts.get(PASS) else state
 
 

@@ -12,9 +12,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from types import MappingProxyType
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -29,6 +30,7 @@ from lsdflow_launch.images.engines import mounts_of, uri_file_of
 from lsdflow_launch.options import Debug, First, Folder, Json, Last, Set, warn_of_old_spelling
 from lsdflow_launch.output import next_line, print_answer, stdout_for_json
 from lsdflow_launch.preflight import Scope, show_problems
+from lsdflow_launch.slurm.dry_run import missing_for_jobs, rows_of_jobs, show_jobs
 from lsdflow_launch.slurm.jobs import cancel_submission, newest_submission, refuse_if_queued, submitted_jobs
 from lsdflow_launch.slurm.table import cluster_of, job_settings, require_block_stage
 
@@ -44,7 +46,10 @@ MoreWorkers = Annotated[
     list[str],
     typer.Argument(help="STAGE=N: number of worker jobs to add", metavar="STAGE=N", autocompletion=OF_STAGES),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="show the sbatch commands; submit and write nothing")]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="show the jobs, what is missing for them, and the sbatch commands; submit nothing"),
+]
 
 
 def wrappers_folder() -> Path:
@@ -159,8 +164,9 @@ def add_cluster_verbs(app: typer.Typer) -> None:
             stages = stages_of(experiment, first, last)
             scope = Scope(stages, in_images=ask is ask_stage, on_cluster=not dry_run)
             show_problems(experiment, as_json=False, ask=ask, scope=scope)
+            more_facts = _dry_run_facts(experiment, stages) if dry_run else {}
             code = submit_chain(experiment, first, last, dry_run=dry_run)
-        _print_submission(experiment, code, dry_run, as_json)
+        _print_submission(experiment, code, dry_run, as_json, more_facts)
         raise typer.Exit(code)
 
     @app.command()
@@ -185,12 +191,27 @@ def add_cluster_verbs(app: typer.Typer) -> None:
             print_answer({"cancelled": lines}, "\n".join(lines), as_json)
 
 
-def _print_submission(experiment: Experiment, code: int, dry_run: bool, as_json: bool) -> None:
+def _dry_run_facts(experiment: Experiment, stages: Sequence[str]) -> dict[str, Any]:
+    """Print the jobs with their resources and what is missing, before the commands; return both."""
+    rows, missing = rows_of_jobs(experiment, stages), missing_for_jobs(experiment, stages)
+    show_jobs(rows, missing)
+    sys.stdout.flush()  # the wrappers print the commands to the same stream
+    return {"resources": rows, "missing": missing}
+
+
+def _print_submission(
+    experiment: Experiment,
+    code: int,
+    dry_run: bool,
+    as_json: bool,
+    more_facts: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Print the jobs that are in the queue now, and the command that follows them."""
     submission = None if dry_run or code else newest_submission(experiment)
     step = f"lsdflow status {experiment.path.parent}"
     jobs = [] if submission is None else [dataclasses.asdict(job) for job in submitted_jobs(submission)]
     facts = {"exit_code": code, "submission": str(submission) if submission else None, "jobs": jobs, "next": step}
+    facts |= more_facts
     print_answer(facts, next_line(step) if submission else "", as_json)
 
 
