@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -122,3 +124,35 @@ def test_a_new_lsd_network_makes_the_old_affinity_training_another_one(tmp_path)
     assert call("run", toml).exit_code == 0
     assert layout.train_dir("train-acrlsd").resolve() != first
     assert first.is_dir()
+
+
+def in_its_own_process(verb: str, toml) -> tuple[set[str], str]:
+    """The command -> (the heavy libraries it has imported, its log)."""
+    code = (
+        f"import sys; from lsdflow_train_acrlsd.cli import app; app({[verb, '--experiment', str(toml)]}, "
+        "standalone_mode=False); print(*{'torch', 'gunpowder', 'numba', 'numpy', 'rich'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split()), done.stderr
+
+
+def test_a_finished_training_says_so_without_torch_and_changes_nothing(tmp_path) -> None:
+    toml, layout = micro_experiment(tmp_path, "mtlsd"), ExperimentLayout(tmp_path)
+    assert call("run", toml).exit_code == 0
+    manifest = layout.manifest("train-acrlsd").read_bytes()
+    imported, log = in_its_own_process("run", toml)
+    assert imported == set()
+    assert "nothing to do, it has finished at iteration 3 (max_iteration)" in log
+    assert layout.manifest("train-acrlsd").read_bytes() == manifest
+
+
+def test_a_finished_training_is_resumed_for_more_iterations_and_repaired_if_damaged(tmp_path, caplog) -> None:
+    toml, layout = micro_experiment(tmp_path, "mtlsd"), ExperimentLayout(tmp_path)
+    assert call("run", toml).exit_code == 0
+    weights = bundle_folder(layout.checkpoints("train-acrlsd"), 3) / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    with caplog.at_level("INFO"):
+        assert call("run", toml).exit_code == 0
+    assert "resuming from iteration 2" in caplog.text
+    assert call("run", toml, "--set", "train-acrlsd.max_iteration=4").exit_code == 0
+    assert read_manifest(layout, "train-acrlsd").facts["iteration"] == 4

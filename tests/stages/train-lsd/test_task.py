@@ -116,7 +116,7 @@ def test_where_all_checkpoints_are_damaged_the_refusal_says_which_folder_to_dele
     folder = ExperimentLayout(tmp_path).train_dir("train-lsd").resolve()
     for state in folder.glob("checkpoints/*/resume.pt"):
         state.write_bytes(b"damaged")
-    refused = call("run", toml)
+    refused = call("run", toml, "--set", "train-lsd.max_iteration=4")
     assert refused.exit_code == 65
     assert f"delete {folder}" in refused.output.replace("\n", "")
     shutil.rmtree(folder)

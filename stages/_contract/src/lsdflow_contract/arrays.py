@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from lsdflow_contract.geometry import Vox3
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 AFFINITY_NEIGHBORHOOD: tuple[Vox3, ...] = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
 
@@ -70,6 +72,8 @@ class MaskState(IntEnum):
 
 def quantise_u8(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
     """Floats in [0, 1] (clipped) to grey levels floor(value * 255), as stored by predict and used in training."""
+    import numpy as np  # a third of the time in which a command starts
+
     clipped = np.clip(values, 0.0, 1.0).astype(np.float32, copy=False)
     grey: npt.NDArray[np.uint8] = (clipped * np.float32(255.0)).astype(np.uint8)
     return grey
@@ -77,4 +81,6 @@ def quantise_u8(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
 
 def dequantise_u8(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """Grey levels 0-255 to float32 in [0, 1]."""
+    import numpy as np
+
     return values.astype(np.float32) / np.float32(255.0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 def hash_of(value: Any) -> str:
@@ -19,6 +19,8 @@ def hash_of(value: Any) -> str:
 
 def hash_of_array(array: npt.NDArray[Any]) -> str:
     """sha256 (hex) of dtype, shape and C-order bytes of an array."""
+    import numpy as np  # a third of the time in which a command starts
+
     digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
     digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

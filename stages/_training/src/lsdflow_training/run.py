@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,26 @@ from types import ModuleType
 from typing import Any
 
 from lsdflow_command.monitoring import hand_over
-from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, Kind
+from lsdflow_contract.checkpoint import (
+    WEIGHTS,
+    BestCheckpoint,
+    Bundle,
+    Kind,
+    bundle_folder,
+    read_best,
+    read_bundle,
+)
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.hashing import hash_of, hash_of_file
 from lsdflow_contract.manifest import Manifest, Writer, differences, read_manifest, work_key
-from lsdflow_contract.trainings import make_current, shortfall, training_folder, training_outputs
+from lsdflow_contract.trainings import (
+    current_training,
+    make_current,
+    shortfall,
+    training_folder,
+    training_outputs,
+)
 from lsdflow_training.checks import device_of_jobs, settings_problems, tensorflow_problems
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.volumes import (
@@ -32,10 +47,12 @@ from lsdflow_training.data.volumes import (
 from lsdflow_training.mlflow_log import mlflow_problems
 from lsdflow_training.processes.ranks import ranks_of_environment
 from lsdflow_training.resolve import resolve_settings
+from lsdflow_training.schedule import limit_reached
 from lsdflow_training.settings import TrainingSettings, training_parameters
 
 LOG = logging.getLogger("lsdflow.training")
 PATCHES_PER_STEP = "patches_per_step"  # key in the facts of the manifest
+BY_LOSS = ("plateau", "overfit")  # verdicts of validation.py that end a training
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,32 @@ def resolve_training(
     size_nm = common_voxel_size(volumes)
     settings = resolve_settings(experiment, config, stage, kind, voxel_size_nm=size_nm, lsd=lsd, device=device)
     return Training(experiment, config, settings, make_sources(volumes, config, settings, probabilities), inputs)
+
+
+def how_finished(training: Training, config: Mapping[str, Any]) -> str | None:
+    """A text that says how the training, the current one, has finished; None if a run would change files.
+
+    config: the options, as a manifest records them. The weights of the newest and the best checkpoint are compared with
+    their sha256. Raises BadData (65) or MissingInput (66) without a manifest or a readable checkpoint.
+    """
+    layout, settings, folder = training.experiment.layout, training.settings, training.folder
+    manifest = read_manifest(layout, settings.stage)
+    facts, best = manifest.facts, read_best(folder / "best.json")
+    iteration, ended_by = int(facts.get("iteration", -1)), facts.get("ended_by", "")
+    ended = ended_by in BY_LOSS or limit_reached(settings.schedules, iteration, facts.get("minutes", 0.0))
+    same = manifest.config == config and manifest.identity == _identity(training, best)
+    if not ended or not same or current_training(layout, settings.stage) != folder.name:
+        return None
+    hashes = {(iteration, read_bundle(bundle_folder(folder / "checkpoints", iteration)).weights_sha256)}
+    for number, sha256 in hashes | {(best.iteration, best.weights_sha256)}:
+        if hash_of_file(bundle_folder(folder / "checkpoints", number) / WEIGHTS) != sha256:
+            return None
+    lacks = shortfall(facts)
+    return f"it has finished at iteration {iteration} ({ended_by}){f'; it {lacks}' if lacks else ''}"
+
+
+def _identity(training: Training, best: BestCheckpoint) -> str:
+    return hash_of({"key": training.key, "weights": best.weights_sha256})
 
 
 def run_training(training: Training, lsd: Any = None) -> None:
@@ -189,7 +232,7 @@ def _write_manifest(training: Training, result: TrainingResult, best: BestCheckp
         inputs=training.inputs,
         outputs=training_outputs(training.experiment.layout, stage, training.key),
         facts=facts,
-        identity=hash_of({"key": training.key, "weights": best.weights_sha256}),
+        identity=_identity(training, best),
     ).finish(training.experiment.layout)
     LOG.info("%s: %s", stage, facts)
     if lacks := shortfall(facts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,7 +31,7 @@ from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.volumes import Source
 from lsdflow_training.measured import measure_training
 from lsdflow_training.profiles import PROFILES
-from lsdflow_training.run import PATCHES_PER_STEP, Training, resolve_training, run_training
+from lsdflow_training.run import PATCHES_PER_STEP, Training, how_finished, resolve_training, run_training
 from lsdflow_training.settings import make_bundle
 
 if TYPE_CHECKING:
@@ -77,10 +78,26 @@ class TrainStage(Stage):
     def run(self, experiment: Experiment) -> None:
         """Train. If the network is not needed or was imported, log that and do nothing."""
         reason = self._nothing_to_do(experiment)
+        if reason is None:
+            reason = self._finished(experiment)
         if reason is not None:
             LOG.info("%s: nothing to do, %s", self.name, reason)
             return
         run_training(self.resolve(experiment), self.frozen_lsd(experiment))
+
+    def _finished(self, experiment: Experiment) -> str | None:
+        """A text that says how this training has finished; None if there is something left to do or to repair.
+
+        A training is the same on all devices and in all precisions, and only they need torch, which takes seconds to
+        load. So it is looked up as one on CPUs.
+        """
+        table = {**experiment.tables.get(self.name, {}), "precision": "auto", "fsdp_cpu_offload": False}
+        compute = experiment.compute.model_copy(update={"device": "cpu"})
+        on_cpu = replace(experiment, compute=compute, tables={**experiment.tables, self.name: table})
+        try:
+            return how_finished(self.resolve(on_cpu), experiment.table(self.name, self.config).recorded())
+        except (StageError, OSError):
+            return None  # the run itself reports what is wrong
 
     def validate(self, experiment: Experiment) -> list[StageError]:
         """All problems that can be found before a training."""

@@ -9,9 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW, ArraySpec
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, StageError
@@ -23,8 +21,11 @@ from lsdflow_contract.manifest import Manifest
 from lsdflow_contract.metadata import read_geometry, understanding_metadata
 from lsdflow_contract.sealing import require_sealed_array
 from lsdflow_training.config import TrainingConfig
-from lsdflow_training.data.trained_places import has_place
 from lsdflow_training.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _TRAINING = "training/"  # prefix of training volumes in the facts of prepare
 
@@ -175,6 +176,8 @@ def mask_problems(sources: Sequence[Source], settings: TrainingSettings, prepare
 
     Reads only masks that leave less than `min_masked` of their volume, as measured by prepare.
     """
+    from lsdflow_training.data.trained_places import has_place  # numpy: a third of the time in which a command starts
+
     problems: list[StageError] = []
     for source in sources:
         facts = prepared.facts.get("volumes", {}).get(f"{_TRAINING}{source.volume.name}", {})
