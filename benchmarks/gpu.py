@@ -4,7 +4,8 @@
     .venv/training/bin/python benchmarks/gpu.py train       [--device cpu --tiny]: the same on a toy, to try the script
 
 predict: raw u8 in main memory -> u8 outputs in main memory. LSD: one tile. AcrLSD: one block with its LSDs around it,
-as predict's worker does it in one pass. Each precision and tile is compared with float32 (TF32 off) on the same device.
+as predict's worker does it in one pass. Each precision and tile is compared with float32 (TF32 off) on the same
+device, at the smallest tile; larger tiles are measured at the default precision.
 train: iterations of forward, backward and optimiser on patches on the device. data: patches and iterations
 with each data pipeline, and how long training waits for patches. ranks: what the means of several processes cost with
 one process (gpu_one_rank.py). Networks have random weights, which cost what trained ones cost.
@@ -67,7 +68,7 @@ class Sizes:
         return nearest_valid_input_shapes(self.spec(1), (edge, edge, edge))[1]
 
 
-PUBLISHED = Sizes(12, 6, (2, 2, 3), (196, 268, 364, 520), 504, 196, 304, 152, 480, 40, 5)
+PUBLISHED = Sizes(12, 6, (2, 2, 3), (196, 268, 364), 504, 196, 304, 152, 480, 40, 5)
 TINY = Sizes(2, 2, (2,), (24, 32), 16, 28, 60, 24, 64, 1, 1)
 
 
@@ -83,10 +84,10 @@ class Line:
     parity: str
 
 
-def precisions_of(device: str, *of_training: str) -> tuple[str, ...]:
+def precisions_of(device: str, *of_gpus: str) -> tuple[str, ...]:
     """What is measured on a device: 16 bits only where networks can run in them (CPUs with AVX2 only cannot)."""
     sixteen_bits = device != "cpu" or cpu_computes_bf16()
-    return ("float32", "TF32", *(("bf16", *of_training) if sixteen_bits else ()))
+    return ("float32", "tf32", *(("bf16", *of_gpus) if sixteen_bits else ()))
 
 
 def predict_lines(device: str, sizes: Sizes, folder: Path) -> Iterator[Line]:
@@ -101,7 +102,7 @@ def predict_lines(device: str, sizes: Sizes, folder: Path) -> Iterator[Line]:
     for what, work, goal in (("LSD net", lsd_tile, 120), ("AcrLSD", acrlsd_block, 50)):
         for tile in sizes.tiles:
             exact = None
-            for precision in precisions_of(device):
+            for precision in inference_precisions(device) if tile == sizes.tiles[0] else ("auto",):
                 named = (what, precision, f"input {sizes.cube(tile)[0]}")
                 try:
                     with multiplied_in(precision):
@@ -109,15 +110,22 @@ def predict_lines(device: str, sizes: Sizes, folder: Path) -> Iterator[Line]:
                 except torch.OutOfMemoryError:
                     yield Line(*named, "does not fit", "", "")
                     continue
-                exact = values if exact is None else exact
+                exact = values if exact is None and precision == "float32" else exact
                 reached = f"{goal} {'yes' if rate >= goal else 'NO'}"
-                yield Line(*named, f"{rate:.3g} Mvoxel/s", reached, levels_apart(values, exact))
+                parity = "" if exact is None else levels_apart(values, exact)
+                yield Line(*named, f"{rate:.3g} Mvoxel/s", reached, parity)
+
+
+def inference_precisions(device: str) -> tuple[str, ...]:
+    """What predict can be set to on a device, float32 first."""
+    found = precisions_of(device, "fp16")
+    return found if device != "cpu" else tuple(p for p in found if p not in ("tf32", "fp16"))
 
 
 @contextmanager
 def multiplied_in(precision: str) -> Iterator[None]:
     """With TF32 allowed for this precision alone."""
-    allowed = precision == "TF32"
+    allowed = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
     try:
         yield
@@ -126,15 +134,15 @@ def multiplied_in(precision: str) -> Iterator[None]:
 
 
 def stored_in(precision: str) -> Any:
-    """TF32 is float32 that is multiplied otherwise."""
-    return "float32" if precision == "TF32" else precision
+    """The precision of a training: TF32 is float32 that is multiplied otherwise."""
+    return "float32" if precision == "tf32" else precision
 
 
 def lsd_tile(device: str, sizes: Sizes, folder: Path, tile: int, precision: str) -> Callable[[], Any]:
     """One tile of the LSD network, bytes to bytes."""
     from lsdflow_network.inference import load_predictor
 
-    predictor = load_predictor(bundle_in(folder), device=device, precision=stored_in(precision))
+    predictor = load_predictor(bundle_in(folder), device=device, precision=precision)
     raw = random_raw(sizes.cube(tile))
     return lambda: predictor.grey_levels(raw, None, ("lsds",))[0].cpu().numpy()
 
@@ -145,8 +153,8 @@ def acrlsd_block(device: str, sizes: Sizes, folder: Path, tile: int, precision: 
     from lsdflow_predict.blocks import LsdSource, TileCache, Window, predict_box
     from lsdflow_predict.tiling import affinity_grid, lsd_grid
 
-    lsd = load_predictor(bundle_in(folder), device=device, precision=stored_in(precision))
-    affinity = load_predictor(bundle_in(folder / "affs"), device=device, precision=stored_in(precision))
+    lsd = load_predictor(bundle_in(folder), device=device, precision=precision)
+    affinity = load_predictor(bundle_in(folder / "affs"), device=device, precision=precision)
     largest = output_shape_vox(sizes.spec(1), sizes.cube(tile))
     region = Box((0, 0, 0), (sizes.block,) * 3)
     affinities = affinity_grid(sizes.spec(11), region, largest, region.shape_vox)

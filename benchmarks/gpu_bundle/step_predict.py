@@ -2,7 +2,8 @@
 
     step_predict.py [--device cpu --tiny] [--minutes 8]
 
-Each row is a run of the stage on a synthetic volume, from raw on disk to verified affinities on disk, in bf16. Its rate
+Each row is a run of the stage on a synthetic volume, from raw on disk to verified affinities on disk, at the default
+precision. Its rate
 is that from the first block to the last: the start of the worker processes is left out. A network of mode mtlsd costs
 what one of mode affinities costs. The roofline is what the multiplications of the network alone would take at the rate
 of a large matrix product in bf16, which is measured here, without any voxel computed twice.
@@ -36,7 +37,6 @@ from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_network.bundle import save_bundle
-from lsdflow_network.precision import choose_precision
 from lsdflow_network.shapes import output_shape_vox
 from lsdflow_network.testing import untrained_bundle
 from lsdflow_network.unet import UNet
@@ -164,7 +164,7 @@ def row(made: Path, point: Point, sizes: Sizes, device: str, rates: Rates) -> li
 
 def forget(layout: ExperimentLayout) -> None:
     """Delete what the run before left: blocks whose values do not depend on a setting would not be computed again."""
-    for name in ("predictions", "store", "runs"):
+    for name in ("results", "store", "runs"):
         shutil.rmtree(layout.root / name, ignore_errors=True)
     layout.manifest("predict").unlink(missing_ok=True)
 
@@ -179,9 +179,8 @@ def make_experiment(folder: Path, device: str, sizes: Sizes, edge: int) -> Path:
     layout = ExperimentLayout(folder / "experiment")
     layout.root.mkdir()
     threads = max(1, torch.get_num_threads() // 4)
-    precision = choose_precision(torch.device(device))
     text = f'[compute]\ndevice = "{device}"\nthreads_per_worker = {threads}\n'
-    layout.experiment_toml.write_text(f'{text}[predict]\nprecision = "{precision}"\nallow_lsd_mismatch = true\n')
+    layout.experiment_toml.write_text(f"{text}[predict]\nallow_lsd_mismatch = true\n")
     grid = Geometry(VOXEL_NM, (0.0, 0.0, 0.0), (edge,) * 3)
     output = OutputArray(layout.target_volume, RAW, grid, grid.box, (min(edge, 256),) * 3)
     output.create({"key": "benchmark"})

@@ -1,4 +1,4 @@
-"""Networks on the device of this machine: the values of the CPU in float32, with TF32 and in bf16, at any tile."""
+"""Networks on the device of this machine: the values of the CPU in float32, in TF32, fp16 and bf16, at any tile."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ pytestmark = pytest.mark.gpu
 SPEC = UNetSpec(in_channels=1, num_fmaps=4, fmap_inc_factor=3, downsample_factors=((2, 2, 2), (1, 2, 2)))
 TILES = (40, 60)
 SIXTEEN_BITS = torch.cuda.is_available() or cpu_computes_bf16()
-# Grey levels of 255: float32 differs by the order of sums, TF32 and bf16 have 11 and 8 bits.
-LEVELS = {"float32": 1, "TF32": 2, "bf16": 12}
+# Grey levels of 255: float32 differs by the order of sums; TF32 and fp16 have 11 bits, bf16 has 8.
+LEVELS = {"float32": 1, "tf32": 2, "fp16": 2, "bf16": 12}
+ON_GPUS_ONLY = ["tf32", "fp16"] if torch.cuda.is_available() else []
 
 
 @pytest.fixture
@@ -36,12 +37,12 @@ def bundle(tmp_path: Path) -> Path:
     return bundle_folder(tmp_path, 1)
 
 
-@pytest.fixture(params=["float32", "TF32", *(["bf16"] if SIXTEEN_BITS else [])])
+@pytest.fixture(params=["float32", *ON_GPUS_ONLY, *(["bf16"] if SIXTEEN_BITS else [])])
 def precision(request: pytest.FixtureRequest) -> Iterator[str]:
     switches = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [switch.allow_tf32 for switch in switches]
     for switch in switches:
-        switch.allow_tf32 = request.param == "TF32"
+        switch.allow_tf32 = request.param == "tf32"
     yield request.param
     for switch, allowed in zip(switches, before, strict=True):
         switch.allow_tf32 = allowed
@@ -51,8 +52,7 @@ def precision(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_grey_levels_are_those_of_the_cpu(bundle: Path, device: str, precision: str, tile: int) -> None:
     shape = shapes.nearest_valid_input_shapes(SPEC, (tile,) * 3)[1]
     raw = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    stored = "bf16" if precision == "bf16" else "float32"
-    found, finite = load_predictor(bundle, device=device, precision=stored).grey_levels(raw, None, ("lsds", "affs"))
+    found, finite = load_predictor(bundle, device=device, precision=precision).grey_levels(raw, None, ("lsds", "affs"))
     wanted, _ = load_predictor(bundle, device="cpu", precision="float32").grey_levels(raw, None, ("lsds", "affs"))
     assert finite
     assert found.device.type == device.split(":", maxsplit=1)[0]

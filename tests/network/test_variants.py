@@ -10,7 +10,7 @@ from torch import nn
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import ConfigError
 from lsdflow_network import shapes
-from lsdflow_network.cpu_unet import CpuUNet
+from lsdflow_network.inference_unet import InferenceUNet
 from lsdflow_network.unet import UNet
 
 FLAT, CUBE = (1, 3, 3), (3, 3, 3)
@@ -46,7 +46,7 @@ def test_its_shapes_are_the_computed_ones_and_its_form_for_cpus_gives_the_same(n
     with torch.inference_mode():
         wanted = network(x)["affs"]
     assert tuple(wanted.shape[2:]) == shapes.output_shape_vox(spec, shape)
-    found = CpuUNet(network, "float32")(x)["affs"]
+    found = InferenceUNet(network, "float32")(x)["affs"]
     assert float(wanted.std()) > 0.01
     assert float((found - wanted).abs().max()) < 2e-5
 

@@ -187,7 +187,7 @@ def test_a_tile_too_large_for_memory_names_the_option(error):
         raise error
 
     with pytest.raises(ConfigError, match=r"predict\.tile_shape"):
-        grey_levels(network, torch.zeros((4, 4, 4), dtype=torch.uint8), None, ["affs"], Box((0, 0, 0), (4, 4, 4)))
+        grey_levels(network, torch.zeros((4, 4, 4), dtype=torch.uint8), None, ["affs"], Box((0, 0, 0), (4, 4, 4)), [])
 
 
 def test_other_errors_of_a_network_are_not_reported_as_memory():
@@ -196,7 +196,7 @@ def test_other_errors_of_a_network_are_not_reported_as_memory():
         raise RuntimeError(msg)
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        grey_levels(network, torch.zeros((4, 4, 4), dtype=torch.uint8), None, ["affs"], Box((0, 0, 0), (4, 4, 4)))
+        grey_levels(network, torch.zeros((4, 4, 4), dtype=torch.uint8), None, ["affs"], Box((0, 0, 0), (4, 4, 4)), [])
 
 
 def test_the_command_returns_the_code_and_no_traceback(make_experiment):

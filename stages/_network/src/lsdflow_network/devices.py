@@ -44,20 +44,26 @@ def cpu_computes_bf16() -> bool:
 def require_precision(device: str, precision: str, where: str) -> None:
     """Raise ConfigError if networks on this device cannot run at this precision; `where` names the setting.
 
-    Only bf16 on a CPU is checked, and torch is loaded only for that.
+    torch is loaded only for bf16 on a CPU.
     """
-    if precision != "bf16" or device != "cpu" or cpu_computes_bf16():
+    if device != "cpu" or precision == "float32":
         return
-    import torch
+    if precision in ("fp16", "tf32"):
+        wanted, found = "a GPU", "a CPU"
+    elif cpu_computes_bf16():
+        return
+    else:
+        import torch
 
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
-    found = torch.backends.cpu.get_cpu_capability()
+        limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+        wanted = "a GPU, or a CPU with the instructions AVX-512 or AVX-NE-CONVERT"
+        found = torch.backends.cpu.get_cpu_capability() + (f", ONEDNN_MAX_CPU_ISA={limit}" if limit else "")
     raise ConfigError(
-        "this CPU cannot compute in bf16",
+        f"this CPU cannot compute in {precision}",
         where=where,
-        wanted="a GPU, or a CPU with the instructions AVX-512 or AVX-NE-CONVERT",
-        found=f"{found}, ONEDNN_MAX_CPU_ISA={limit}" if limit else found,
-        fix='set the precision to "float32"; if jobs run on nodes with GPUs, check the settings on such a node',
+        wanted=wanted,
+        found=found,
+        fix='set the precision to "auto" or "float32"; if jobs run on nodes with GPUs, check the settings on one',
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,9 +26,8 @@ from lsdflow_network import shapes
 from lsdflow_network.bundle import load_bundle
 from lsdflow_network.chain import chain_shapes, chain_tile_step_vox
 from lsdflow_network.composition import AcrLsd
-from lsdflow_network.cpu_unet import CpuUNet
-from lsdflow_network.onednn import has_packed_convolutions
-from lsdflow_network.precision import Precision, autocast, choose_precision, memory_format
+from lsdflow_network.inference_unet import InferenceUNet
+from lsdflow_network.precision import Precision, inference_precision
 from lsdflow_network.quantise import dequantise_u8, quantise_u8
 from lsdflow_network.unet import UNet
 
@@ -98,24 +97,21 @@ class Predictor:
             raw = raw_to_network(raw)
         patch = torch.from_numpy(np.ascontiguousarray(raw, dtype=np.float32)).to(self.device)
         patch = patch[None] if patch.ndim == 4 else patch[None, None]
-        patch = patch.contiguous(memory_format=memory_format(self.device))
-        with torch.inference_mode(), autocast(self.device, self.precision):
-            outputs: Mapping[str, torch.Tensor] = self.network(patch)
+        outputs: Mapping[str, torch.Tensor] = self.network(patch)
         return {name: value[0].contiguous().cpu().numpy() for name, value in outputs.items()}
 
-    def grey_levels(self, raw: Tensor, lsds: Tensor | None, names: Sequence[str]) -> tuple[Tensor, bool]:
+    def grey_levels(self, raw: Tensor, lsds: Tensor | None, names: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Raw u8 (z,y,x), LSDs u8 (10,z,y,x) or none -> outputs `names` as u8 (sum of channels,z',y',x'), all finite?
 
-        The result is that of `raw_to_network`, `predict` and `quantise_u8`, but all steps run on the device.
+        The result is that of `raw_to_network`, `predict` and `quantise_u8`, but all steps run on the device, and
+        nothing waits for it: the second value is a bool there. It is also False if 16 bits overflowed in the network.
         """
-        with torch.inference_mode(), autocast(self.device, self.precision):
+        with torch.inference_mode():
             patch = raw.to(self.device, non_blocking=True)[None].float().mul_(_U8_STEP).mul_(2.0).sub_(1.0)
             if lsds is not None:
                 patch = torch.cat([patch, dequantise_u8(lsds.to(self.device, non_blocking=True))])
-            outputs = self.network(patch[None].contiguous(memory_format=memory_format(self.device)))
-            values = [outputs[name][0] for name in names]
-            finite = torch.stack([torch.isfinite(v).all() for v in values]).all()
-            return torch.cat([quantise_u8(v) for v in values]), bool(finite)
+            logits = cast(InferenceUNet, self.network).logits(patch[None], names)
+            return quantise_u8(torch.sigmoid(logits)), torch.isfinite(logits.sum())
 
 
 def load_predictor(
@@ -131,28 +127,23 @@ def load_predictor(
     LSDs (two-pass prediction).  Raises BadData (damaged), ContractMismatch (another contract, kind or LSD bundle).
     """
     where = torch.device(device)
-    chosen = choose_precision(where, precision)
+    chosen = inference_precision(where.type, precision)
     bundle, loaded = load_network(folder)
-    network = _fitted(loaded, where, chosen)
+    network: nn.Module = InferenceUNet(loaded, chosen, where)
     if bundle.kind == "acrlsd" and lsd_folder is not None:
         lsd_bundle, lsd_network = load_network(lsd_folder, expect_kind="lsd")
         check_lsd_bundle(bundle, lsd_bundle, lsd_folder)
-        network = AcrLsd(_fitted(lsd_network, where, chosen), lsd_bundle.unet, network, bundle.unet)
-    network = network.eval().to(where).to(memory_format=memory_format(where))  # type: ignore[call-overload]
-    return Predictor(bundle=bundle, network=network, device=where, precision=chosen)
-
-
-def _fitted(network: UNet, device: torch.device, precision: Precision) -> nn.Module:
-    """The form of the network that is fastest on the device; its weights are fixed."""
-    return CpuUNet(network, precision) if device.type == "cpu" and has_packed_convolutions() else network
+        network = AcrLsd(InferenceUNet(lsd_network, chosen, where), lsd_bundle.unet, network, bundle.unet)
+    return Predictor(bundle=bundle, network=network.eval(), device=where, precision=chosen)
 
 
 def load_network(folder: Path, expect_kind: str | None = None) -> tuple[Bundle, UNet]:
     """Bundle folder -> (its description, the network with its weights, on the CPU, in evaluation mode)."""
     bundle, weights = load_bundle(folder, expect_kind)
-    network = UNet(bundle.unet, bundle.outputs)
+    with torch.device("meta"):  # no memory and no random values for weights that are replaced
+        network = UNet(bundle.unet, bundle.outputs)
     try:
-        network.load_state_dict(weights)
+        network.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise BadData(
             "the weights do not belong to the network that the bundle describes",

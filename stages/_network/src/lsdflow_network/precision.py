@@ -1,7 +1,11 @@
 """Number format and memory order of a network on a device.
 
-bf16 autocast if the device multiplies bf16 natively (GPU: Ampere and later; CPU: avx512_bf16 or AMX), else float32.
-Weights, losses and outputs are always float32.
+Training: bf16 autocast if the device multiplies bf16 natively (GPU: Ampere and later; CPU: avx512_bf16 or AMX), else
+float32; weights, losses and outputs are always float32.
+
+Inference: fp16 on GPUs, float32 on CPUs. All GPUs since 2017 multiply fp16 in their tensor cores, as fast as bf16 or
+faster, and its 11 bits are eight times nearer to float32 (measured on an H100: benchmarks/RESULTS_GPU.md). Its range is
+smaller; what exceeds it is detected (`Predictor.grey_levels`).
 """
 
 from __future__ import annotations
@@ -18,16 +22,24 @@ from lsdflow_contract.errors import ConfigError
 from lsdflow_network.devices import cpu_computes_bf16, require_precision
 
 LOG = logging.getLogger("lsdflow.network")
-Precision = Literal["float32", "bf16"]
+Precision = Literal["float32", "tf32", "bf16", "fp16"]
 
 
-def choose_precision(device: torch.device, wanted: str = "auto") -> Precision:
-    """auto | float32 | bf16 -> the precision for this device. ConfigError for bf16 on a CPU without it."""
+def inference_precision(device_type: str, wanted: str = "auto") -> Precision:
+    """auto | float32 | tf32 | bf16 | fp16 -> the precision of inference; ConfigError if the device has none such."""
+    if wanted != "auto":
+        require_precision(device_type, wanted, "precision")
+        return cast(Precision, wanted)
+    return "fp16" if device_type == "cuda" else "float32"
+
+
+def choose_precision(device: torch.device, wanted: str = "auto") -> Literal["float32", "bf16"]:
+    """auto | float32 | bf16 -> the precision of a training. ConfigError for bf16 on a CPU without it."""
     if wanted not in ("auto", "float32", "bf16"):
         raise ConfigError("unknown precision", where="precision", wanted="auto, float32 or bf16", found=wanted)
     if wanted != "auto":
         require_precision(device.type, wanted, "precision")
-        return cast(Precision, wanted)
+        return cast(Literal["float32", "bf16"], wanted)
     if device.type == "cuda":
         return "bf16" if _gpu_has_bf16(device) else "float32"
     return _fastest_on_the_cpu()
@@ -50,7 +62,7 @@ def _gpu_has_bf16(device: torch.device) -> bool:
 
 
 @functools.cache
-def _fastest_on_the_cpu() -> Precision:
+def _fastest_on_the_cpu() -> Literal["float32", "bf16"]:
     """bf16 if the CPU multiplies it natively and oneDNN may use that; otherwise float32, which is then faster."""
     if _cpu_multiplies_bf16() and cpu_computes_bf16():
         return "bf16"

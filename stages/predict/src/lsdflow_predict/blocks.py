@@ -10,6 +10,7 @@ torch takes seconds to load: only processes that compute blocks or measure tiles
 from __future__ import annotations
 
 import ctypes
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -22,10 +23,12 @@ import torch
 from torch import Tensor
 
 from lsdflow_contract.arrays import LSDS
+from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import BadData, ConfigError
-from lsdflow_contract.geometry import Box
-from lsdflow_network.inference import load_predictor
-from lsdflow_network.out_of_memory import first_line, is_out_of_memory
+from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_network import shapes
+from lsdflow_network.inference import Predictor, load_predictor
+from lsdflow_network.out_of_memory import first_line, is_out_of_memory, memory_of_gpus
 from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.inputs import Inputs
 from lsdflow_predict.resources import choose_window_device, window_bytes
@@ -36,8 +39,15 @@ from lsdflow_runtime.io.volumes import Volume
 
 U8 = npt.NDArray[np.uint8]
 ReadBox = Callable[[Box], Tensor]
-# Raw u8, LSDs u8 or none, names of outputs -> their grey levels u8, and whether they are all finite.
-Network = Callable[[Tensor, Tensor | None, Sequence[str]], tuple[Tensor, bool]]
+# Raw u8, LSDs u8 or none, names of outputs -> their grey levels u8, and whether they are all finite (a bool there).
+Network = Callable[[Tensor, Tensor | None, Sequence[str]], tuple[Tensor, Tensor]]
+# Evaluations (output boxes), and whether their values are finite: asked once for many tiles, because it waits for them.
+Finite = list[tuple[Box, Tensor]]
+
+LOG = logging.getLogger("lsdflow.predict")
+# Of 255; fp16 differs from float32 by 0.02 on average, bf16 by 0.2 to 0.4 (benchmarks/RESULTS_GPU.md).
+LARGEST_MEAN_LEVELS = 1.0
+COMPARED_VOX = 196
 
 _MB = 1_000_000
 # Of glibc's malloc.h: from which size on memory is mapped, and how much free memory is kept.
@@ -176,17 +186,20 @@ class LsdSource:
         if missing:
             seen = hull(missing)
             window = Window(seen, self.raw(seen))
+        finite: Finite = []
 
         def compute(index: Index3) -> Tensor:
             """The LSDs u8 (c, z, y, x) of one tile, cropped to the voxels that it owns."""
             seen = self.tiling.input(index)
             # The cache may have dropped a tile that it had when `missing` was listed: its raw is not in the window.
             raw = window.crop(seen) if window is not None and window.box.contains(seen) else self.raw(seen)
-            output = grey_levels(self.network, raw, None, ("lsds",), self.tiling.output(index))
+            output = grey_levels(self.network, raw, None, ("lsds",), self.tiling.output(index), finite)
             return crop_to_cell(self.tiling, output).to(self.device).contiguous()
 
         result = torch.zeros((LSDS.channels, *box.shape_vox), dtype=torch.uint8, device=self.device)
-        return assemble(self.tiling, box, result, lambda index: self.cache.get(index, compute))
+        assemble(self.tiling, box, result, lambda index: self.cache.get(index, compute))
+        require_finite(finite)
+        return result
 
 
 def tiles_inside(tiling: Tiling, box: Box, mask: U8 | None) -> list[Index3]:
@@ -213,6 +226,7 @@ def predict_box(
     lsds only for a network that takes them.
     """
     needed = set(tiles)
+    finite: Finite = []
 
     def evaluate(index: Index3) -> Tensor | None:
         """The outputs u8 (c, z, y, x) of one tile, cropped to the voxels that it owns; None if not needed."""
@@ -220,43 +234,93 @@ def predict_box(
             return None
         seen = tiling.input(index)
         seen_lsds = None if lsds is None else lsds.crop(seen)
-        levels = grey_levels(network, raw.crop(seen), seen_lsds, list(outputs), tiling.output(index))
+        levels = grey_levels(network, raw.crop(seen), seen_lsds, list(outputs), tiling.output(index), finite)
         return crop_to_cell(tiling, levels)
 
     result = torch.zeros((sum(outputs.values()), *box.shape_vox), dtype=torch.uint8, device=raw.values.device)
     values: U8 = assemble(tiling, box, result, evaluate).cpu().numpy()
+    require_finite(finite)
     ends = np.cumsum(list(outputs.values()))
     return dict(zip(outputs, np.split(values, ends[:-1]), strict=True))
 
 
-def grey_levels(network: Network, raw: Tensor, lsds: Tensor | None, names: Sequence[str], where: Box) -> Tensor:
+def grey_levels(
+    network: Network, raw: Tensor, lsds: Tensor | None, names: Sequence[str], where: Box, finite: Finite
+) -> Tensor:
     """Outputs `names` of one evaluation as u8, (sum of channels, z, y, x), on the network's device.
 
-    Raises ConfigError if the tile does not fit in memory, BadData if the network gives NaN (its weights are broken).
+    finite: this evaluation is added, for `require_finite`. Raises ConfigError if the tile does not fit in memory.
     """
     try:
-        levels, finite = network(raw, lsds, names)
+        levels, is_finite = network(raw, lsds, names)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise ConfigError(
             "the network does not fit in memory for one tile",
             where=f"tile {where}, output of the network {list(where.shape_vox)} vox",
-            found=first_line(error),
+            found=f"{first_line(error)}{memory_of_gpus()}",
             fix="make predict.tile_shape smaller, or give the worker a GPU of its own (compute.workers)",
         ) from error
-    if not finite:
-        raise BadData(
-            "the network gives NaN or infinity",
-            where=f"tile {where}",
-            fix="the weights are broken (training diverged?): choose an earlier predict.checkpoint",
-        )
+    finite.append((where, is_finite))
     return levels
 
 
+def require_finite(evaluations: Finite) -> None:
+    """Raise BadData if an evaluation gave NaN or infinity, which every value of its tile may have come from."""
+    if not evaluations:
+        return
+    finite = torch.stack([is_finite for _, is_finite in evaluations]).tolist()
+    if not all(finite):
+        raise BadData(
+            "the network gives NaN or infinity",
+            where=f"tile {evaluations[finite.index(False)][0]}",
+            fix="the weights are broken (training diverged?): choose an earlier predict.checkpoint; if they are "
+            'not, its values exceed the range of fp16: set predict.precision = "bf16" or "tf32"',
+        )
+
+
 def load_network(folder: Path, device: str, precision: str) -> Network:
-    """The network of a bundle on its device. BadData if its weights are damaged."""
-    return load_predictor(folder, device=device, precision=precision).grey_levels
+    """The network of a bundle on its device. In 16 bits, its first evaluation is compared with float32.
+
+    BadData if its weights are damaged.
+    """
+    predictor = load_predictor(folder, device=device, precision=precision)
+    if predictor.precision in ("float32", "tf32"):
+        return predictor.grey_levels
+    compared = False
+
+    def network(raw: Tensor, lsds: Tensor | None, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        nonlocal compared
+        if not compared:
+            require_parity(predictor, load_predictor(folder, device=device, precision="float32"), raw, lsds, names)
+            compared = True
+        return predictor.grey_levels(raw, lsds, names)
+
+    return network
+
+
+def require_parity(
+    predictor: Predictor, exact: Predictor, raw: Tensor, lsds: Tensor | None, names: Sequence[str]
+) -> None:
+    """Compare the grey levels of a corner of a tile with those in float32; the difference is logged.
+
+    Raises ConfigError if they differ by more than LARGEST_MEAN_LEVELS on average.
+    """
+    z, y, x = _comparable_vox(predictor.bundle.unet, raw.shape)
+    seen, seen_lsds = raw[:z, :y, :x], None if lsds is None else lsds[:, :z, :y, :x]
+    found, wanted = (p.grey_levels(seen, seen_lsds, names)[0].float() for p in (predictor, exact))
+    apart = (found - wanted).abs()
+    mean, most = float(apart.mean()), int(apart.max())
+    LOG.info("%s differs from float32 by %.3f grey levels on average, %d at most", predictor.precision, mean, most)
+    if not mean <= LARGEST_MEAN_LEVELS:
+        raise ConfigError(
+            f"this network cannot run in {predictor.precision}: its values differ from those in float32",
+            where="predict.precision",
+            wanted=f"at most {LARGEST_MEAN_LEVELS} grey levels on average",
+            found=f"{mean:.2f}, at most {most}",
+            fix='set predict.precision = "tf32" or "float32"',
+        )
 
 
 def seconds_per_tile(tiled: TiledNetwork, device: str, precision: str) -> float:
@@ -270,13 +334,13 @@ def seconds_per_tile(tiled: TiledNetwork, device: str, precision: str) -> float:
     return time.monotonic() - started
 
 
-def prepare_torch(threads: int) -> None:
-    """Make torch give the same bits in every process: fixed thread count, deterministic kernels, no TF32."""
+def prepare_torch(threads: int, precision: str = "float32") -> None:
+    """Make torch give the same bits in every process: fixed thread count, deterministic kernels, TF32 only if named."""
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     _keep_freed_memory()
 
 
@@ -288,6 +352,13 @@ def _keep_freed_memory() -> None:
         return  # Not glibc: slower, not wrong.
     mallopt(_MMAP_THRESHOLD, _LARGEST_INT)
     mallopt(_TRIM_THRESHOLD, _LARGEST_INT)
+
+
+def _comparable_vox(unet: UNetSpec, tile: torch.Size) -> Vox3:
+    """The smallest valid input of at least COMPARED_VOX, or the whole tile."""
+    wanted = min(tile[0], COMPARED_VOX), min(tile[1], COMPARED_VOX), min(tile[2], COMPARED_VOX)
+    z, y, x = (min(n, m) for n, m in zip(tile, shapes.nearest_valid_input_shapes(unet, wanted)[1], strict=True))
+    return z, y, x
 
 
 def _lsd_source(

@@ -55,8 +55,15 @@ class PredictConfig(StrictModel):
         description="largest block, rounded down to whole tiles, which determines main memory; does not change the "
         "result (default: chosen automatically)",
     )
-    precision: Literal["float32", "bf16"] = Field(
-        default="float32", description="float32, or bf16: faster on GPUs and some CPUs, slightly different values"
+    precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = Field(
+        default="auto",
+        description="auto: fp16 on a GPU, float32 on a CPU. bf16: also on some CPUs; tf32: float32 multiplied in TF32. "
+        "In 16 bits, the first tile is compared with float32",
+    )
+    allow_mixed_devices: bool = Field(
+        default=False,
+        description="accept workers on different kinds of GPU, or on GPU and CPU, for one result: its low bits then "
+        "depend on which worker took a block",
     )
     lsd_cache_mb: int = Field(
         default=1024, ge=0, description="memory in MB for LSD tiles that a worker keeps for its next block"

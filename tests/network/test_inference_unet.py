@@ -9,8 +9,8 @@ from torch import nn
 
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_network import shapes
-from lsdflow_network.cpu_unet import CpuUNet
 from lsdflow_network.devices import cpu_computes_bf16
+from lsdflow_network.inference_unet import InferenceUNet
 from lsdflow_network.onednn import PackedConv, has_packed_convolutions
 from lsdflow_network.unet import UNet
 from lsdflow_network.winograd import WinogradConv
@@ -59,7 +59,7 @@ def test_float32_differs_by_rounding_alone(factors) -> None:
     x = an_input(network, (40, 37, 45))
     with torch.no_grad():
         wanted = network(x)
-    found = CpuUNet(network, "float32")(x)
+    found = InferenceUNet(network, "float32")(x)
     for name in ("lsds", "affs"):
         assert found[name].shape == wanted[name].shape
         assert found[name].dtype == torch.float32
@@ -77,7 +77,7 @@ def test_bf16_differs_by_its_own_rounding() -> None:
         eager = network(x)
     with torch.no_grad():
         exact = network(x)
-    found = CpuUNet(network, "bf16")(x)
+    found = InferenceUNet(network, "bf16")(x)
     for name in ("lsds", "affs"):
         mine, other = ((v[name] - exact[name]).abs().mean() for v in (found, eager))
         assert float(mine) < 1.5 * float(other)
@@ -87,18 +87,18 @@ def test_bf16_differs_by_its_own_rounding() -> None:
 def test_the_same_input_gives_the_same_bits_whatever_was_evaluated_before() -> None:
     network = a_network()
     x = an_input(network, (40, 37, 45))
-    one = CpuUNet(network, "float32")
+    one = InferenceUNet(network, "float32")
     first = one(x)["affs"].clone()
     one(torch.flip(x, (2,)))
     assert torch.equal(one(x)["affs"], first)
-    assert torch.equal(CpuUNet(network, "float32")(x)["affs"], first)
+    assert torch.equal(InferenceUNet(network, "float32")(x)["affs"], first)
 
 
 def test_a_tile_among_others_has_the_values_of_one_large_tile() -> None:
     network = a_network(factors=((2, 2, 2),))
     x = an_input(network, (52, 24, 24))
     step, context = 8, 16
-    fitted = CpuUNet(network, "float32")
+    fitted = InferenceUNet(network, "float32")
     whole = fitted(x)["affs"]
     part = fitted(x[:, :, step : step + 32])["affs"]
     assert part.shape[2] == 32 - context
@@ -110,7 +110,7 @@ def test_a_kernel_of_one_is_not_made_winograd() -> None:
     network = a_network(kernel=1, factors=((2, 2, 2),))
     x = torch.rand(1, 2, 8, 8, 8)
     with torch.no_grad():
-        assert torch.allclose(CpuUNet(network, "float32")(x)["affs"], network(x)["affs"], atol=1e-6)
+        assert torch.allclose(InferenceUNet(network, "float32")(x)["affs"], network(x)["affs"], atol=1e-6)
 
 
 def test_packed_weights_are_used_for_inputs_of_other_shapes() -> None:
@@ -120,3 +120,25 @@ def test_packed_weights_are_used_for_inputs_of_other_shapes() -> None:
         for size in (5, 9):
             x = torch.randn(1, 3, size, size, size).contiguous(memory_format=torch.channels_last_3d)
             assert torch.allclose(packed(x), torch.relu(conv(x)), atol=1e-5)
+
+
+@pytest.mark.parametrize("factors", [((1, 2, 2), (3, 3, 2)), ((2, 2, 2),)])
+def test_padded_channels_change_nothing_but_rounding(monkeypatch, factors) -> None:
+    """As on a GPU in 16 bits; here in float32, where the sums can be compared."""
+    network = a_network(factors=factors)
+    x = an_input(network, (40, 37, 45))
+    wanted = InferenceUNet(network, "float32")(x)
+    monkeypatch.setattr(InferenceUNet, "_room", lambda _, channels: -(-channels // 16) * 16)
+    found = InferenceUNet(network, "float32")(x)
+    for name in ("lsds", "affs"):
+        assert found[name].shape == wanted[name].shape
+        assert float((found[name] - wanted[name]).abs().max()) < 2e-5
+
+
+def test_logits_are_what_the_sigmoid_gets() -> None:
+    network = a_network()
+    x = an_input(network, (40, 37, 45))
+    fitted = InferenceUNet(network, "float32")
+    both = torch.sigmoid(fitted.logits(x, ("affs", "lsds")))
+    values = fitted(x)
+    assert torch.equal(both, torch.cat([values["affs"][0], values["lsds"][0]]))
