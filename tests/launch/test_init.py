@@ -261,3 +261,55 @@ def test_the_keys_of_a_volume_are_explained_in_the_table_of_the_first() -> None:
     assert first == '[prepare.training]]\nraw = "a"\n# zeros, not lost\n# sparse = false'
     assert second == '[prepare.training]]\nraw = "b"'
     assert target.strip() == 'prepare.target]\nraw = "c"\nsparse = true'
+
+
+def test_any_path_gives_valid_names_and_a_dataset_of_a_file_may_be_named(seen: dict[str, Any], tmp_path: Path) -> None:
+    for name in ("Zell\u00e9 1 (\u00b5m).h5", "\u8133.h5"):
+        (tmp_path / name).touch()
+    first, second = (str(tmp_path / name) for name in ("Zell\u00e9 1 (\u00b5m).h5/em/raw", "\u8133.h5"))
+    labels = ("--labels", f"{tmp_path / chr(0x8133)}.h5/em/ids")
+    text = init(tmp_path, "--train", first, "--train", second, *labels, "--dry-run").stdout
+    one, two = tomllib.loads(text)["prepare"]["training"]
+    assert (one["name"], two["name"]) == ("Zelle_1_m-0", "volume-1")
+    assert (one["raw"], one["raw_dataset"]) == ("../Zell\u00e9 1 (\u00b5m).h5", "em/raw")
+    assert (two["labels"], two["labels_dataset"]) == ("../\u8133.h5", "em/ids")
+
+
+def test_all_problems_are_said_at_once_an_address_with_what_to_do(seen: dict[str, Any], tmp_path: Path) -> None:
+    more = ("--train", "s3://bucket/a.zarr", "--truth", str(tmp_path / "gone.h5"), "--profile", "tinny")
+    output = init(tmp_path, *more, "--set", "workers=3", code=78).stderr
+    for words in ("s3://bucket/a.zarr", "mount the volume", "gone.h5", "'tiny'", "compute.workers=3"):
+        assert words in output
+    seen["problems"] = [BadData("no format", where=name).as_dict() for name in ("a.zarr", "b.zarr")]
+    output = init(tmp_path, "--train", str(tmp_path / "raw.zarr"), code=65).stderr
+    assert "a.zarr" in output
+    assert "b.zarr" in output
+    assert not (tmp_path / "exp").exists()
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_settings_that_cannot_be_used_leave_no_folder(
+    seen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_json: tuple[str, ...]
+) -> None:
+    problem = BadData("the truth is empty", where="raw.zarr").as_dict()
+    monkeypatch.setattr(start_cli, "problems_of", lambda _experiment: {"prepare": [problem]})
+    monkeypatch.setattr("lsdflow_launch.preflight.problems_of", lambda *_: {"prepare": [problem]})
+    assert "the truth is empty" in init(tmp_path, *as_json, code=65).output
+    assert not (tmp_path / "exp").exists()
+
+
+def test_the_expansion_factor_holds_for_all_volumes(seen: dict[str, Any], tmp_path: Path) -> None:
+    prepare = drafted(tmp_path, "--expansion-factor", "16")["prepare"]
+    assert prepare["training"][0]["expansion_factor"] == prepare["target"]["expansion_factor"] == 16
+    assert "--expansion-factor" in init(tmp_path, "--expansion-factor", "0", code=2).stderr
+
+
+def test_a_path_from_the_home_folder_is_found(
+    seen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "raw.zarr").mkdir()
+    made = ["init", "~/exp", "--volume", "~/raw.zarr", "--dry-run"]
+    done = CliRunner().invoke(app, made)
+    assert done.exit_code == 0, done.output
+    assert tomllib.loads(done.stdout)["prepare"]["target"]["raw"] == "../raw.zarr"

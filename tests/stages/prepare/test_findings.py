@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from lsdflow_contract.errors import BadData
+from lsdflow_prepare.config import VolumeTable
 from lsdflow_prepare.findings import (
     Findings,
     component_warnings,
@@ -13,7 +16,10 @@ from lsdflow_prepare.findings import (
     raw_warnings,
     refuse_unlabelled,
     shape_warnings,
+    voxel_size_warnings,
 )
+from lsdflow_prepare.greyscale import to_u8
+from lsdflow_prepare.neuron_ids import mask_states
 from lsdflow_prepare.report import probabilities
 from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
 
@@ -98,3 +104,32 @@ def test_given_probabilities_are_kept_and_others_follow_labelled_voxels() -> Non
 def test_nothing_to_train_on_is_refused() -> None:
     with pytest.raises(BadData, match="no training volume"):
         probabilities([None], [0])
+
+
+def test_voxels_that_no_microscope_has_warn_with_what_depends_on_them() -> None:
+    assert voxel_size_warnings((40.0, 4.0, 4.0)) == []
+    for size in ((0.04, 0.004, 0.004), (40_000.0, 4000.0, 4000.0)):
+        assert "expansion_factor right? The Gaussian of the LSDs" in voxel_size_warnings(size)[0]
+
+
+@pytest.mark.parametrize("values", [(7, 7), (100_000_001, 100_000_005), (0, 900)])
+def test_the_range_that_is_advised_can_be_used(values: tuple[int, int]) -> None:
+    raw = np.array(values, np.uint32).reshape(1, 1, 2)
+    with pytest.raises(BadData) as caught:
+        to_u8(raw, None, "raw.zarr")
+    advised = re.search(r"raw_range = \[([0-9.]+), ([0-9.]+)\]", caught.value.fix)
+    assert (advised is None) == (values[0] == values[1])
+    if advised:
+        given = VolumeTable(raw="raw.zarr", raw_range=(float(advised[1]), float(advised[2]))).raw_range
+        assert to_u8(raw, given, "raw.zarr").values.ravel().tolist() == [0, 255]
+
+
+@pytest.mark.parametrize(("mask", "advised"), [([0, 255], True), ([1, 255], False), ([0, 7, 9], False)])
+def test_a_value_of_the_mask_is_advised_only_if_it_then_is_one(mask: list[int], advised: bool) -> None:
+    values = np.array(mask, np.int16)
+    with pytest.raises(BadData) as caught:
+        mask_states(values, 1, "mask")
+    given = re.search(r"mask_train_value = (\d+)", caught.value.fix)
+    assert (given is not None) == advised
+    if given:
+        mask_states(values, int(given[1]), "mask")

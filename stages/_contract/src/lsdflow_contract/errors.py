@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 class StageError(Exception):
@@ -152,6 +152,16 @@ def _kinds(base: type[StageError]) -> Iterator[type[StageError]]:
     yield from direct
     for kind in direct:
         yield from _kinds(kind)
+
+
+def together(problems: Sequence[StageError]) -> StageError:
+    """One error that says all problems, with the exit code of the first; none is said twice."""
+    texts = list(dict.fromkeys(problem.message() for problem in problems))
+    if len(texts) == 1:
+        return problems[0]
+    error = StageError("\n".join([f"{len(texts)} problems", *texts]))
+    error.exit_code = problems[0].exit_code
+    return error
 
 
 def problems_of(checks: Iterable[Callable[[], object]]) -> list[StageError]:

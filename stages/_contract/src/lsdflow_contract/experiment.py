@@ -212,7 +212,7 @@ class Experiment:
         Raises PermissionDenied (77) for a folder that may not be read, ConfigError (78) for an invalid path.
         """
         try:
-            found = (self.path.parent / path).resolve()
+            found = (self.path.parent / Path(path).expanduser()).resolve()
             found.exists()  # raises OSError for a name that is too long
         except PermissionError as error:
             raise PermissionDenied("no permission to read this folder", where=path, found=error) from error

@@ -34,6 +34,8 @@ from lsdflow_command.interruption import heard
 from lsdflow_contract.errors import InternalError, Interrupted, MissingInput, StageError, fix_of
 
 LOG = logging.getLogger("lsdflow.run")
+# How stages begin a warning.
+WARNING = "warning: "
 BIN_VARIABLE = "LSDFLOW_BIN"
 # A command that has not ended this long after a signal is killed; its finished blocks and checkpoints are kept.
 KILL_AFTER_SECONDS = 60.0
@@ -75,6 +77,8 @@ def ask_stage(stage: str, arguments: Sequence[str]) -> Any:
     except OSError as error:
         raise _not_started(command, error) from error
     LOG.debug("$ %s    # exit code %d, %.1f s", shlex.join([stage, *arguments]), done.returncode, _since(started))
+    for line in done.stderr.splitlines():
+        _warn_once(line.partition(WARNING)[2])
     try:
         return json.loads(done.stdout)
     except json.JSONDecodeError as error:
@@ -93,6 +97,13 @@ def _killed(command: str, code: int) -> Interrupted:
         found=f"signal {number}" + (" (often: too little memory)" if number == signal.SIGKILL else ""),
         fix="run the same command again, with more memory if it was too little",
     )
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Show a warning of a stage, which is asked more than once."""
+    if text:
+        LOG.warning("%s%s", WARNING, text)
 
 
 def error_of(answer: Mapping[str, Any]) -> StageError:

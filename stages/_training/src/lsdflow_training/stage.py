@@ -109,7 +109,7 @@ class TrainStage(Stage):
         except StageError as error:
             return [*training_problems(experiment, table, self.name, WITHOUT_LSDS), error]
         problems = training_problems(experiment, table, self.name, kind, lsd)
-        return problems or problems_of([lambda: self.resolve(experiment)])
+        return problems or problems_of([lambda: _warn_of_short(self.resolve(experiment))])
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """The plan of a run, or why there is nothing to do."""
@@ -144,6 +144,19 @@ class TrainStage(Stage):
 
     def _nothing_to_do(self, experiment: Experiment) -> str | None:
         return self.not_needed(experiment) or imported(experiment, self.name)
+
+
+def _warn_of_short(training: Training) -> None:
+    """Warn about a training that ends before its learning rate is reached: what it leaves is noise."""
+    schedules = training.settings.schedules
+    if schedules.max_iteration < schedules.warmup_iterations:
+        LOG.warning(
+            "warning: %s: %d iterations are too few to learn anything, the learning rate alone rises for %d: raise "
+            "max_iteration",
+            training.settings.stage,
+            schedules.max_iteration,
+            schedules.warmup_iterations,
+        )
 
 
 def imported(experiment: Experiment, stage: str) -> str | None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from lsdflow_contract.errors import BadData, StageError
-from lsdflow_contract.geometry import Vox3
+from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
 
 FEW_NEURONS = 5
@@ -17,6 +17,7 @@ COMPONENTS_PER_NEURON = 10
 BROKEN_SHARE = 0.1
 CLIPPED_SHARE = 0.01
 HUGE_ID = 2**63
+USUAL_NM = (1, 1000)
 
 
 @dataclass
@@ -47,6 +48,19 @@ def shape_warnings(shape_vox: Vox3, role: str) -> list[str]:
     if role == "training" and min(shape_vox) < SMALL_EDGE_VOX:
         return [f"the volume is {shape_vox} voxels; at least {SMALL_EDGE_VOX}^3 is advised, 512^3 is better"]
     return []
+
+
+def voxel_size_warnings(size_nm: Nm3) -> list[str]:
+    """Warn about voxels that no microscope of this field has: usually another unit, or an expansion left out."""
+    low, high = USUAL_NM
+    if all(low <= size <= high for size in size_nm):
+        return []
+    size = ", ".join(f"{length:g}" for length in size_nm)
+    return [
+        f"voxels of {size} nm (z, y, x) are outside {low:,} to {high:,} nm: are the unit of voxel_size and the "
+        "expansion_factor right? The Gaussian of the LSDs, run lengths and exported positions are in nm, and a trained "
+        "network only takes the voxel size that it was trained with"
+    ]
 
 
 def raw_warnings(raw: RawStatistics) -> list[str]:

@@ -81,7 +81,9 @@ def refuse_unknown_range(dtype: np.dtype[np.generic], low: float, high: float, w
         where=where,
         wanted="uint8, or float in [0, 1], or a range",
         found=f"{dtype}, {sampled}minimum {low:g}, maximum {high:g}",
-        fix=f"give the range: raw_range = [{low:g}, {high:g}]",
+        fix=f"give the range: raw_range = [{low:.15g}, {high:.15g}]"
+        if low < high
+        else "all of it has one value: check the file and raw_dataset; if right, raw_range = [MIN, MAX] of its type",
     )
 
 

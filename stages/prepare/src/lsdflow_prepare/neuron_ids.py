@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from lsdflow_contract.arrays import MaskState
 from lsdflow_contract.errors import BadData
 
+MOST_SPECIAL_IDS, LARGEST_TRAIN_VALUE = 5, 255
+
 
 class LabelledBlock(NamedTuple):
     """Ids u64 and mask states u8 of the same voxels."""
@@ -66,13 +68,16 @@ def refuse_label_type(dtype: np.dtype[np.generic], where: str) -> None:
 def _refuse_negative(labels: NDArray[Any], special: NDArray[np.bool_], where: str) -> None:
     negative = np.asarray(labels < 0) & ~special
     if negative.any():
-        values = np.unique(labels[negative])[:5].tolist()
+        values = np.unique(labels[negative]).tolist()
+        few = len(values) <= MOST_SPECIAL_IDS
         raise BadData(
             "labels are negative",
             where=where,
             wanted="ids >= 0",
-            found=f"{int(np.count_nonzero(negative))} voxels with {values}",
-            fix=f"if these mark voxels to be ignored: ignore_ids = {values}",
+            found=f"{int(np.count_nonzero(negative))} voxels with {values[:MOST_SPECIAL_IDS]}{'' if few else ' ...'}",
+            fix=f"if these mark voxels to be ignored: ignore_ids = {values}"
+            if few
+            else "were unsigned ids written as signed ones? Export the labels again as uint64",
         )
 
 
@@ -91,12 +96,15 @@ def mask_states(mask: NDArray[Any], train_value: int, where: str) -> NDArray[np.
     states[mask == train_value] = MaskState.TRAIN
     unknown = (states == MaskState.IGNORE) & (mask != 0)
     if unknown.any():
-        values = np.unique(mask[unknown])[:5].tolist()
+        values = np.unique(mask[unknown]).tolist()
+        other = len(values) == 1 and 0 < values[0] <= LARGEST_TRAIN_VALUE and not (mask == train_value).any()
         raise BadData(
             "the mask holds values without a meaning",
             where=where,
             wanted=f"0 ignore, {train_value} train, 2 background",
-            found=f"values {values} in {int(np.count_nonzero(unknown))} voxels",
-            fix=f"if {values[0]} means train: mask_train_value = {values[0]}",
+            found=f"values {values[:MOST_SPECIAL_IDS]} in {int(np.count_nonzero(unknown))} voxels",
+            fix=f"if {values[0]} means train: mask_train_value = {values[0]}"
+            if other
+            else "write the mask again with 0, 1 and 2",
         )
     return states

@@ -17,7 +17,7 @@ from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, read_kept_manifest, read_manifest, remove_manifest
 from lsdflow_prepare.config import PrepareConfig, without_paths
-from lsdflow_prepare.findings import Findings
+from lsdflow_prepare.findings import Findings, voxel_size_warnings
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
 from lsdflow_prepare.journal import adopt_journal, remove_unfinished_arrays
 from lsdflow_prepare.look import describe_volumes, look_at
@@ -245,6 +245,9 @@ def _opened(experiment: Experiment, findings: Findings, *, strict: bool = True) 
 
 
 def _warn_voxel_sizes(volumes: list[VolumeInputs], findings: Findings) -> None:
+    for inputs in volumes:
+        for text in voxel_size_warnings(inputs.geometry.voxel_size_nm):
+            findings.warn(inputs.name, text)
     sizes = {inputs.geometry.voxel_size_nm for inputs in volumes}
     if len(sizes) > 1:
         listed = ", ".join(f"{inputs.label} {inputs.geometry.voxel_size_nm}" for inputs in volumes)

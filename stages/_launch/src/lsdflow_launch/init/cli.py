@@ -15,7 +15,7 @@ from lsdflow_command.completion import one_of
 from lsdflow_contract.checkpoint import Mode
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import Profile, load_experiment
-from lsdflow_launch.init.draft import draft_experiment, mode_of, removed_on_failure
+from lsdflow_launch.init.draft import Draft, draft_experiment, mode_of, removed_on_failure
 from lsdflow_launch.init.inspect import Start
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.template import experiment_schema, table_schemas, toml_value
@@ -47,6 +47,9 @@ Checkpoint = Annotated[
 VoxelSize = Annotated[
     str | None, typer.Option(help='voxel size z, y, x of all volumes: "40, 8, 8 nm" (default: from their metadata)')
 ]
+ExpansionFactor = Annotated[
+    float | None, typer.Option(help="expansion microscopy: the voxel sizes of all volumes are divided by this factor")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show experiment.toml; write nothing")]
 
 
@@ -66,6 +69,7 @@ def add_start_verbs(app: typer.Typer) -> None:
         profile: ProfileOption = None,
         mode: ModeOption = None,
         voxel_size: VoxelSize = None,
+        expansion_factor: ExpansionFactor = None,
         dry_run: DryRun = False,
         override: Set = None,
         as_json: Json = False,
@@ -77,36 +81,58 @@ def add_start_verbs(app: typer.Typer) -> None:
             if checkpoint and train:
                 fix = "give --checkpoint to segment with it, or --train to train one"
                 raise UsageError("a network that is given is not trained", where="--train, --checkpoint", fix=fix)
+            folder, volume = folder.expanduser(), volume.expanduser()
+            labels, truth, checkpoint = (path and path.expanduser() for path in (labels, truth, checkpoint))
             mode = mode or (mode_of(checkpoint) if checkpoint else "acrlsd")
             start = Start(
-                folder, tuple(train or ()), volume, labels, truth, profile, mode, voxel_size, more, checkpoint
+                root=folder,
+                train=tuple(path.expanduser() for path in train or ()),
+                volume=volume,
+                labels=labels,
+                truth=truth,
+                profile=profile,
+                mode=mode,
+                voxel_size=voxel_size,
+                expansion_factor=expansion_factor,
+                overrides=more,
+                checkpoint=checkpoint,
             )
             draft = draft_experiment(start)
             if dry_run:
                 typer.echo(json.dumps(_as_json(draft.choices, text=draft.text)) if as_json else draft.text, nl=as_json)
                 return
-            with removed_on_failure(draft.layout):
-                layout = draft.write()
-                following = f"lsdflow run {folder}"
-                if as_json:
-                    wrote = [str(path) for path in (layout.experiment_toml, layout.schema_json, layout.images_env)]
-                    problems = problems_of(load_experiment(folder))
-                    typer.echo(json.dumps(_as_json(draft.choices, wrote=wrote, problems=problems, next=following)))
-                    return
-                typer.echo(f"wrote {layout.experiment_toml}, {layout.images_env.name} and {layout.schema_json.name}")
-                for choice in draft.choices:
-                    typer.echo(f"  {choice.key} = {toml_value(choice.value)}    # {choice.why}")
-                try:
-                    show_problems(load_experiment(folder), as_json=False)
-                except typer.Exit:
-                    typer.echo(f"correct {layout.experiment_toml}, then: lsdflow validate {folder}", err=True)
-                    raise
-                typer.echo(f"next: {following}")
+            _write_checked(draft, folder, as_json)
 
     @app.command()
     def schema() -> None:
         """Print the JSON schema of experiment.toml, for editors: keys, values, units and their meaning."""
         typer.echo(json.dumps(experiment_schema(table_schemas()), indent=1, ensure_ascii=False))
+
+
+def _write_checked(draft: Draft, folder: Path, as_json: bool) -> None:
+    """Write the experiment and check it. Raises typer.Exit after problems; then nothing is left."""
+    with removed_on_failure(draft.layout):
+        layout = draft.write()
+        following = f"lsdflow run {folder}"
+        if as_json:
+            wrote = [str(path) for path in (layout.experiment_toml, layout.schema_json, layout.images_env)]
+            problems = problems_of(load_experiment(folder))
+            codes = [problem["exit_code"] for found in problems.values() for problem in found]
+            facts = {"wrote": [] if codes else wrote, "problems": problems, "next": following}
+            typer.echo(json.dumps(_as_json(draft.choices, **facts)))
+            if codes:
+                raise typer.Exit(codes[0])
+            return
+        for choice in draft.choices:
+            typer.echo(f"  {choice.key} = {toml_value(choice.value)}    # {choice.why}")
+        try:
+            show_problems(load_experiment(folder), as_json=False)
+        except typer.Exit:
+            again = "nothing was written: call `lsdflow init` again with the settings, --set table.key=value"
+            typer.echo(again, err=True)
+            raise
+        typer.echo(f"wrote {layout.experiment_toml}, {layout.images_env.name} and {layout.schema_json.name}")
+        typer.echo(f"next: {following}")
 
 
 def _as_json(choices: Sequence[Choice], **more: Any) -> dict[str, Any]:

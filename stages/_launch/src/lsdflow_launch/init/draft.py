@@ -7,32 +7,35 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import re
 import shutil
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from lsdflow_command.machine import available_cores
 from lsdflow_contract.checkpoint import read_bundle
-from lsdflow_contract.errors import ConfigError, MissingInput, OutputConflict, UsageError
+from lsdflow_contract.errors import ConfigError, MissingInput, OutputConflict, UsageError, problems_of, together
 from lsdflow_contract.experiment import STAGES, did_you_mean, override_value, with_its_table
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Lengths
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch.commands import answer_of, stage_command
 from lsdflow_launch.images.pins import TORCH_STAGES, key_of
-from lsdflow_launch.init.inspect import Inspection, Start, inspect_volumes
+from lsdflow_launch.init.inspect import Inspection, Start, container_and_dataset, inspect_volumes
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.template import experiment_schema, experiment_text, merged, table_schemas
 
 DEFAULT_PROFILE = "standard"
 # Settings of [experiment] that are also options of `init`.
-OWN_OPTIONS = ("mode", "profile")
+OWN_OPTIONS = ("profile", "mode")
+LONGEST_NAME = 60
 # Files that mark a folder as part of a zarr or N5 container, or of a precomputed volume.
 ZARR = (".zarray", ".zgroup", "zarr.json")
 KEYS = {"attributes.json": ("n5", "dimensions"), "info": ("scales",)}
@@ -74,21 +77,21 @@ def draft_experiment(
     ConfigError (78) for a malformed override or an unknown table, key or word; and the errors of `inspect_volumes`.
     """
     layout = ExperimentLayout(start.root)
-    if layout.experiment_toml.exists():
-        fix = f"choose another folder, or continue with this one: lsdflow status {start.root}"
-        raise OutputConflict("the folder already holds an experiment", where=layout.experiment_toml, fix=fix)
-    sources = [path for path in (*start.train, start.volume, start.labels, start.truth) if path is not None]
-    for path in sources:
-        if not path.exists():
-            raise MissingInput("no such volume", where=path)
-    refuse_folder_in_volume(start.root, sources)
-    _refuse_wrong_length(start.voxel_size)
+    named = [path for path in (*start.train, start.volume, start.labels, start.truth) if path is not None]
+    sources = [container_and_dataset(path)[0] for path in named]
     schemas = table_schemas()
-    overrides = [_parsed(o, schemas) for o in start.overrides]
     schema = experiment_schema(schemas)
-    _refuse_unknown_words(start, schema)
-    for parts, _ in overrides:
-        _refuse_unknown(parts[0], parts[1], schemas)
+    overrides: list[tuple[list[str], Any]] = []
+    checks: list[Callable[[], object]] = [
+        partial(_refuse_experiment, layout),
+        *(partial(_refuse_absent, path) for path in dict.fromkeys(sources)),
+        partial(refuse_folder_in_volume, start.root, sources),
+        partial(_refuse_wrong_numbers, start),
+        *(partial(_refuse_unknown_word, schema, option, getattr(start, option)) for option in OWN_OPTIONS),
+        *(partial(_read_override, override, schemas, overrides) for override in start.overrides),
+    ]
+    if problems := problems_of(checks):
+        raise together(problems)
     inspection = inspecting(merged(_chosen(start, None), overrides), start)
     already_set = {".".join(parts) for parts, _ in overrides}
     choices = tuple(choice for choice in inspection.choices if choice.key not in already_set)
@@ -105,6 +108,7 @@ def mode_of(checkpoint: Path) -> str:
     Raises MissingInput (66) if there is none, BadData (65) if it is damaged, UsageError (2) for an LSD network, and for
     an affinity network that needs one.
     """
+    _refuse_absent(checkpoint)
     kind = read_bundle(checkpoint).kind
     if kind in ("lsd", "acrlsd"):
         raise UsageError(
@@ -146,23 +150,43 @@ def _write(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def _refuse_wrong_length(voxel_size: str | None) -> None:
+def _refuse_experiment(layout: ExperimentLayout) -> None:
+    if layout.experiment_toml.exists():
+        fix = f"choose another folder, or continue with this one: lsdflow status {layout.root}"
+        raise OutputConflict("the folder already holds an experiment", where=layout.experiment_toml, fix=fix)
+
+
+def _refuse_absent(path: Path) -> None:
+    """Raise ConfigError (78) for an address, MissingInput (66) for a path that does not exist."""
+    if ":/" in str(path) and not path.exists():
+        address = str(path).replace(":/", "://", 1)  # a path has no double slash
+        fix = "copy or mount the volume, then name the local path"
+        raise ConfigError("only local paths are read, no address", where=address, fix=fix)
+    if not path.exists():
+        raise MissingInput("no such volume", where=path)
+
+
+def _refuse_wrong_numbers(start: Start) -> None:
     try:
-        Lengths.parse(voxel_size or "1 nm")
+        Lengths.parse(start.voxel_size or "1 nm")
     except ValueError as error:
         raise UsageError(str(error), where="--voxel-size", wanted='"40, 8, 8 nm" (z, y, x)') from error
+    if start.expansion_factor is not None and not 0 < start.expansion_factor < math.inf:
+        raise UsageError("no expansion", where="--expansion-factor", wanted="above 0", found=start.expansion_factor)
 
 
-def _refuse_unknown_words(start: Start, schema: Mapping[str, Any]) -> None:
+def _refuse_unknown_word(schema: Mapping[str, Any], option: str, word: str | None) -> None:
     """Raise ConfigError (78) for an unknown profile or mode."""
-    known = schema["properties"]["experiment"]["properties"]
-    for option, word in (("profile", start.profile), ("mode", start.mode)):
-        words = known[option].get("enum", [])
-        if word is not None and word not in words:
-            raise ConfigError(f"no {option} {word!r}", where=f"--{option}", fix=did_you_mean(word, words))
+    words = schema["properties"]["experiment"]["properties"][option].get("enum", [])
+    if word is not None and word not in words:
+        raise ConfigError(f"no {option} {word!r}", where=f"--{option}", fix=did_you_mean(word, words))
 
 
-def _refuse_unknown(table: str, key: str, schemas: Mapping[str, dict[str, Any]]) -> None:
+def _read_override(override: str, schemas: Mapping[str, dict[str, Any]], found: list[tuple[list[str], Any]]) -> None:
+    """Append the keys and the value of an override to `found`; raise ConfigError (78) for an unknown table or key."""
+    parts, value = _parsed(override, schemas)
+    found.append((parts, value))
+    table, key = parts[:2]
     if table not in schemas:
         raise ConfigError(f"no table {table!r}", where="--set", fix=did_you_mean(table, list(schemas)))
     known = list(schemas[table].get("properties", {}))
@@ -177,22 +201,39 @@ def _chosen(start: Start, root: Path | None) -> dict[str, Any]:
         """Return the path as it is written into the experiment file."""
         return str(path.resolve()) if root is None else os.path.relpath(path.resolve(), root.resolve())
 
-    size = {"voxel_size": start.voxel_size} if start.voxel_size else {}
+    def named(key: str, path: Path | None) -> dict[str, str]:
+        """Return the keys of a volume, and of its dataset if the path names one in a file."""
+        if path is None:
+            return {}
+        container, dataset = container_and_dataset(path)
+        return {key: path_of(container), **({f"{key}_dataset": dataset} if dataset else {})}
+
+    size: dict[str, Any] = {"voxel_size": start.voxel_size} if start.voxel_size else {}
+    size |= {"expansion_factor": start.expansion_factor} if start.expansion_factor else {}
     training = []
     for number, path in enumerate(start.training_volumes):
-        labels = {"labels": path_of(start.labels)} if start.labels else {}
-        training.append({"name": f"{path.stem}-{number}", "raw": path_of(path), **labels, **size})
-    truth = {"truth": path_of(start.truth)} if start.truth else {}
+        name = f"{_valid_name(container_and_dataset(path)[0].stem) or 'volume'}-{number}"
+        training.append({"name": name, **named("raw", path), **named("labels", start.labels), **size})
     profile = start.profile or DEFAULT_PROFILE
     network = {"predict": {"checkpoint": path_of(start.checkpoint)}} if start.checkpoint else {}
     return {
-        "experiment": {"name": start.root.resolve().name, "mode": start.mode, "profile": profile},
+        "experiment": {
+            "name": _valid_name(start.root.resolve().name) or "experiment",
+            "mode": start.mode,
+            "profile": profile,
+        },
         "prepare": {
             **({"training": training} if training else {}),
-            "target": {"raw": path_of(start.volume), **truth, **size},
+            "target": {**named("raw", start.volume), **named("truth", start.truth), **size},
         },
         **network,
     }
+
+
+def _valid_name(text: str) -> str:
+    """The nearest valid name to a file name: letters, digits, _ . and -; empty if nothing of it is left."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", plain).strip("_.-")[:LONGEST_NAME]
 
 
 def _proposed(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
@@ -232,15 +273,10 @@ def refuse_folder_in_volume(root: Path, sources: Sequence[Path]) -> None:
 
 @contextlib.contextmanager
 def removed_on_failure(layout: ExperimentLayout) -> Iterator[None]:
-    """Remove the files of a new experiment if anything is raised, including Ctrl-C.
-
-    typer.Exit is not a failure: the experiment is complete, and the user corrects its settings in its file.
-    """
+    """Remove the files of a new experiment if anything is raised, including Ctrl-C and the exit after problems."""
     new = [path for path in (layout.root, *layout.root.parents) if not path.exists()]
     try:
         yield
-    except typer.Exit:
-        raise
     except BaseException:
         if layout.root in new:
             shutil.rmtree(layout.root, ignore_errors=True)

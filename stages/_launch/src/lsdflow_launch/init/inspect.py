@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.machine import available_cores, free_memory_bytes
-from lsdflow_contract.errors import InternalError, NoVoxelSize, StageError, UsageError, fix_of
+from lsdflow_contract.errors import InternalError, NoVoxelSize, StageError, UsageError, fix_of, together
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.init.propose import Choice, Machine, Volume, proposals
@@ -37,6 +37,7 @@ class Start:
     profile: str | None = None
     mode: str = "acrlsd"
     voxel_size: str | None = None
+    expansion_factor: float | None = None
     overrides: tuple[str, ...] = ()
     checkpoint: Path | None = None
 
@@ -44,6 +45,12 @@ class Start:
     def training_volumes(self) -> tuple[Path, ...]:
         """The volumes to train on; none if a checkpoint is given and no volume is named."""
         return self.train or (() if self.checkpoint else (self.volume,))
+
+
+def container_and_dataset(path: Path) -> tuple[Path, str]:
+    """The file and the dataset of `file.h5/dataset`; the path itself and "" for anything else."""
+    file = next((parent for parent in path.parents if parent.is_file()), path)
+    return file, "" if file == path else path.relative_to(file).as_posix()
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ def inspect_volumes(tables: Mapping[str, Any], start: Start) -> Inspection:
     """Let prepare inspect the volumes of an experiment that is not written yet.
 
     Raises NoVoxelSize (65) with the option that sets it, UsageError (2) if there are no labels to train on and no
-    --train, and the first problem of a volume that cannot be used unchanged.
+    --train, and all problems of volumes that cannot be used unchanged.
     """
     try:
         answer = _ask(tables)
@@ -74,15 +81,13 @@ def inspect_volumes(tables: Mapping[str, Any], start: Start) -> Inspection:
         return Inspection(start)
     if "volumes" not in answer:
         return Inspection(start)
-    for problem in answer["problems"]:
-        if problem["error"] == NoVoxelSize.__name__:
-            raise _without_voxel_size(problem)
     volumes = answer["volumes"]
     trained = [facts for label, facts in volumes.items() if label.startswith("training/")]
-    if start.training_volumes and not start.train and not trained and "target" in volumes:
+    sized = all(problem["error"] != NoVoxelSize.__name__ for problem in answer["problems"])
+    if sized and start.training_volumes and not start.train and not trained and "target" in volumes:
         raise _without_labels(start, answer)
     if answer["problems"]:
-        raise _unusable(answer["problems"][0])
+        raise together([_unusable(problem) for problem in answer["problems"]])
     found = _with_labels_found(start, volumes)
     if "target" not in volumes:
         return Inspection(found, _truth_choice(start, found), volumes)
@@ -110,7 +115,7 @@ def _with_labels_found(start: Start, volumes: Mapping[str, Any]) -> Start:
     if start.truth is not None:
         return found
     if volumes.get("target", {}).get("labels_beside"):
-        return replace(found, truth=start.volume)
+        return replace(found, truth=container_and_dataset(start.volume)[0])
     if not start.train and start.labels is not None:
         return replace(found, truth=start.labels)
     return found
@@ -123,7 +128,7 @@ def _truth_choice(start: Start, found: Start) -> tuple[Choice, ...]:
     trained = found.volume.resolve() in {path.resolve() for path in found.train}
     why = "labels in the same container" if start.labels is None else "the labels given"
     why += "; they are trained on, so the scores flatter: hold out what should be judged" if trained else ""
-    path = os.path.relpath(found.truth.resolve(), start.root.resolve())
+    path = os.path.relpath(container_and_dataset(found.truth.resolve())[0], start.root.resolve())
     return (Choice("prepare.target.truth", path, why),)
 
 
@@ -138,7 +143,9 @@ def _without_voxel_size(problem: Mapping[str, Any]) -> NoVoxelSize:
 
 
 def _unusable(problem: Mapping[str, Any]) -> StageError:
-    """Return the problem as an error of `init`, with a fix that uses `--set` of `init`."""
+    """Return the problem as an error of `init`, with a fix that uses the options of `init`."""
+    if problem["error"] == NoVoxelSize.__name__:
+        return _without_voxel_size(problem)
     parts = {name: problem[name] for name in ("where", "wanted", "found")}
     setting = (
         "for `init`, settings of the volumes are: --set prepare.training.KEY=VALUE, --set prepare.target.KEY=VALUE"

@@ -12,7 +12,7 @@ from lsdflow_contract.geometry import Nm3, Vox3
 
 # With fewer labelled voxels, a network of the published size does not generalise.
 FEW_LABELLED_VOXELS = 200**3
-THICK_SECTIONS = 3.0
+THICK_SECTIONS, NEARLY_ISOTROPIC = 3.0, 1.5
 TRAIN_TABLES = ("train-lsd", "train-acrlsd")
 # LSDs are statistics within 10 of the shortest voxel edges, as published, but over at least two sections.
 SIGMA_EDGES, SIGMA_SECTIONS = 10, 2
@@ -88,7 +88,7 @@ def profile_choice(training: Sequence[Volume], machine: Machine) -> Choice:
     """Choose by the thickness of sections, then by the number of labelled voxels and sections."""
     thick = next((v.voxel_size_nm for v in training if v.thick), None)
     published, small = ("snemi3d", "tiny-anisotropic") if thick else ("standard", "tiny")
-    form = f"thick sections, voxels of {text_of(thick)} nm" if thick else "nearly isotropic voxels"
+    form = f"thick sections, voxels of {text_of(thick)} nm" if thick else _form(training)
     voxels = round(sum(math.prod(v.shape_vox) * (v.labelled or 0.0) for v in training))
     sections = min((v.shape_vox[0] for v in training), default=0)
     seen = f"{form}; {voxels / 1e6:.1f} million labelled voxels in {sections} sections"
@@ -100,6 +100,19 @@ def profile_choice(training: Sequence[Volume], machine: Machine) -> Choice:
         return Choice("experiment.profile", "tiny-anisotropic", why)
     needed = f"{FEW_LABELLED_VOXELS / 1e6:.0f} million in {FEWEST_SECTIONS[published]} sections"
     return Choice("experiment.profile", small, f"{seen}, but the published networks need {needed}")
+
+
+def _form(training: Sequence[Volume]) -> str:
+    """Say what the voxels of training volumes without thick sections are, and what follows from it."""
+    longest = max((v.voxel_size_nm for v in training), key=lambda size: max(size) / min(size), default=(1.0,) * 3)
+    ratio = max(longest) / min(longest)
+    if ratio < NEARLY_ISOTROPIC:
+        return "nearly isotropic voxels"
+    axis = "zyx"[longest.index(max(longest))]
+    return (
+        f"voxels of {text_of(longest)} nm, {ratio:.1f} times as long in {axis}: networks see as many voxels in each "
+        f"direction, as for isotropic ones (networks for thick sections: from {THICK_SECTIONS:g} times in z on)"
+    )
 
 
 def grey_choices(training: Sequence[Volume], target: Volume) -> list[Choice]:
