@@ -176,8 +176,8 @@ def test_colour_tiff_is_refused(tmp_path: Path) -> None:
 def test_slices_of_different_shape_are_refused_naming_the_file(tmp_path: Path) -> None:
     for z, shape in enumerate([(6, 8), (6, 8), (6, 9)]):
         tifffile.imwrite(tmp_path / f"{z}.tif", np.zeros(shape, np.uint8))
-    with open_source(tmp_path) as volume, pytest.raises(BadData, match=r"2\.tif"):
-        volume.read(volume.box)
+    with pytest.raises(BadData, match=r"2\.tif"):
+        open_source(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -207,11 +207,9 @@ def test_a_gap_in_the_numbers_of_slices_is_refused_naming_what_is_missing(
         ["s2", "s4", "s6"],
         ["08", "09", "10"],
         ["0", "1"],
-        ["top", "middle", "x1"],
-        ["a1", "b5", "b9"],
     ],
 )
-def test_slices_numbered_in_equal_steps_or_not_at_all_are_a_volume(tmp_path: Path, names: list[str]) -> None:
+def test_slices_numbered_in_equal_steps_are_a_volume(tmp_path: Path, names: list[str]) -> None:
     for name in names:
         tifffile.imwrite(tmp_path / f"{name}.tif", np.zeros((6, 8), np.uint8))
     with open_source(tmp_path) as volume:

@@ -158,6 +158,9 @@ def _place_raw(
 ) -> VolumeInputs:
     refuse_type(raw.dtype, raw.where)
     _refuse_channels(raw, table.raw_channel)
+    if raw.palette:
+        fix = "save it as grey values (ImageJ: Image > Type > 8-bit)"
+        raise BadData("raw is numbers of colours in a palette", where=raw.where, wanted="grey values", fix=fix)
     geometry = _geometry(raw, table, fix_key(name, role))
     _warn_override(raw, table, name, findings)
     region = geometry.box

@@ -61,6 +61,7 @@ class SourceVolume:
         claims: voxel size and offset from each entry of the metadata.
         grid: the chunks, if missing ones can be distinguished from zeros; else None.
         roi_nm: (offset, shape) z,y,x of a region that the container defines (JSON ROI container).
+        palette: the values are numbers of colours, not grey values.
     """
 
     where: str
@@ -73,6 +74,7 @@ class SourceVolume:
     claims: tuple[GeometryClaim, ...] = ()
     grid: ChunkGrid | None = None
     roi_nm: tuple[Nm3, Nm3] | None = None
+    palette: bool = False
     closer: Callable[[], None] = field(default=lambda: None)
 
     def __post_init__(self) -> None:

@@ -1,37 +1,61 @@
-"""TIFF: a folder of single-page slices (sorted by the numbers in their names), a multi-page file, BigTIFF.
+"""TIFF: a folder of single-page slices (sorted by the numbers in their names), a multi-page file, BigTIFF, OME-TIFF.
 
-A folder with a gap in the numbers of its files is refused, because a missing slice would shift all later ones.
+Every plane of a volume is a page of a file. Only the strips or tiles that overlap the box are decoded, to the grey
+values that viewers show. All pages have one shape and type, each is used, and none that the metadata name is absent
+(tifffile reads zeros for it). Pages that are marked as reduced copies (thumbnails, pyramids) are ignored.
 
 A voxel size is used only if the file has one for z as well: OME-XML (PhysicalSizeZ/Y/X with units) or ImageJ
 (spacing + unit + pixels per unit). The TIFF resolution tag (dots per inch) is ignored.
-
-Slices are decoded one at a time, and only the strips or tiles that overlap the box.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from itertools import pairwise
+import logging
+import math
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
 import tifffile
-import zarr
 from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.geometry import Nm3
 from lsdflow_runtime.formats.attributes import is_length, nm_per
 from lsdflow_runtime.formats.claims import GeometryClaim, to_nm3
+from lsdflow_runtime.formats.slices import natural_order, refuse_other_series, slices_in
 from lsdflow_runtime.formats.source import SourceVolume, reading
 
-SUFFIXES = (".tif", ".tiff")
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what it warns of is refused here
 SIGNATURES = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
-SLICES_LISTED = 5
-Slices = tuple[slice, ...]
+LISTED = 5
+PAGES_KEPT = 256
+PAGES_CHECKED = 200
+# PhotometricInterpretation of images with one value per pixel; YCbCr (6) is that of some grey JPEGs.
+WHITE_IS_ZERO, PALETTE = 0, 3
+ONE_VALUE = (WHITE_IS_ZERO, 1, PALETTE, 6)
+JPEG = (6, 7, 34892, 33007)
+GREY_RAMP = np.arange(256)
+
+
+class Plane(NamedTuple):
+    """A plane: its file, the offset of the directory of its page, and how far behind that page's its data are."""
+
+    file: Path
+    offset: int
+    shift: int = 0
+
+
+class Form(NamedTuple):
+    """What is the same for all planes of a volume. palette: the values are indices of colours."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    palette: bool
 
 
 def is_tiff(path: Path) -> bool:
@@ -44,7 +68,7 @@ def is_tiff(path: Path) -> bool:
 
 def is_tiff_folder(folder: Path) -> bool:
     """True if a folder holds TIFF slices."""
-    return folder.is_dir() and any(entry.suffix.lower() in SUFFIXES for entry in folder.iterdir())
+    return folder.is_dir() and bool(slices_in(folder))
 
 
 def open_tiff(path: Path, dataset: str = "") -> SourceVolume:
@@ -52,7 +76,7 @@ def open_tiff(path: Path, dataset: str = "") -> SourceVolume:
 
     Raises:
         ConfigError: a dataset was named.
-        BadData: colour images, slices of different shape or dtype, a file that is not a TIFF.
+        BadData: colour images, pages that differ or are missing, several series, a file that is not a TIFF.
     """
     if dataset.strip("/"):
         raise ConfigError("a TIFF has no datasets", where=path, found=repr(dataset), fix="leave the dataset name out")
@@ -61,123 +85,224 @@ def open_tiff(path: Path, dataset: str = "") -> SourceVolume:
 
 def _open_file(path: Path) -> SourceVolume:
     where = str(path)
-    with reading(where):
-        tiff = tifffile.TiffFile(path)
-        series = tiff.series[0]
-        array = zarr.open_array(store=series.aszarr(), mode="r")
-    axes = _axes(series.axes, where)
-    return SourceVolume(
-        where=where,
-        form="tiff",
-        axes=axes,
-        stored_shape=tuple(array.shape),
-        dtype=np.dtype(array.dtype),
-        fetch=lambda slices: np.asarray(array[slices]),
-        files=_files_of(series, path),
-        claims=tuple(_claims(tiff, where)),
-        closer=tiff.close,
-    )
-
-
-def _files_of(series: tifffile.TiffPageSeries, path: Path) -> tuple[Path, ...]:
-    """The files of a series: one, unless its OME-XML names others."""
-    if not series.is_multifile:
-        return (path,)
-    return tuple(sorted({Path(page.parent.filehandle.path) for page in series.pages if page is not None}))
+    with reading(where), tifffile.TiffFile(path) as tiff:
+        axes, lengths, planes = _planes(tiff, path)
+        claims = _claims(tiff, where)
+    return _volume(where, "tiff", axes, lengths, planes, claims)
 
 
 def _open_folder(folder: Path) -> SourceVolume:
-    files = sorted((f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES), key=natural_order)
+    files = sorted(slices_in(folder), key=natural_order)
     if not files:
         raise MissingInput("no TIFF slices in the folder", where=folder, wanted="*.tif or *.tiff")
-    _refuse_missing_slices(files, folder)
-    shape, dtype = _slice_form(files[0])
+    refuse_other_series(files, folder)
+    planes = [Plane(file, 0) for file in files]
+    return _volume(f"{folder} ({len(files)} slices)", "tiff slices", "zyx", [len(files)], planes)
+
+
+def _volume(
+    where: str,
+    form: str,
+    axes: str,
+    lengths: Sequence[int],
+    planes: Sequence[Plane],
+    claims: Sequence[GeometryClaim] = (),
+) -> SourceVolume:
+    """A volume of planes in C order of all axes but y and x, of these `lengths`."""
+    page_of = lru_cache(PAGES_KEPT)(_page_at)
+    first = page_of(planes[0].file, planes[0].offset)[1]
+
+    def page_at(number: int) -> tifffile.TiffPage:
+        """The page of a plane; BadData if it differs from the first."""
+        plane = planes[number]
+        page, found = page_of(plane.file, plane.offset)
+        if found != first:
+            place = str(plane.file) + f", page {number}" * (plane.offset > 0)
+            shown = [f"{f.shape} {f.dtype}" + ", palette" * f.palette for f in (first, found)]
+            what = "the pages of the TIFF differ" if plane.offset else "the slices of the folder differ"
+            raise BadData(what, where=place, wanted=shown[0], found=shown[1])
+        return page
+
+    def fetch(slices: tuple[slice, ...]) -> NDArray[np.generic]:
+        """Read a box in stored axis order; BadData if a page differs or is not complete."""
+        numbers = np.arange(len(planes)).reshape(lengths)[slices[:-2]]
+        parts = [_read(page_at(n), planes[n], *slices[-2:]) for n in numbers.ravel().tolist()]
+        return np.stack(parts).reshape(*numbers.shape, *parts[0].shape)
+
+    with reading(where):
+        for number in range(0, len(planes), -(-len(planes) // PAGES_CHECKED)):
+            page_at(number)
     return SourceVolume(
-        where=f"{folder} ({len(files)} slices)",
-        form="tiff slices",
-        axes="zyx",
-        stored_shape=(len(files), *shape),
-        dtype=dtype,
-        fetch=_slice_reader(files, shape, dtype),
-        files=tuple(files),
+        where=where,
+        form=form,
+        axes=axes,
+        stored_shape=(*lengths, *first.shape),
+        dtype=first.dtype,
+        fetch=fetch,
+        files=tuple(sorted({plane.file for plane in planes})),
+        claims=tuple(claims),
+        palette=first.palette,
     )
 
 
-def _refuse_missing_slices(files: list[Path], folder: Path) -> None:
-    """BadData (65) naming the first slices that are missing in the numbering of the names.
-
-    The number of a slice is the only number in which the names differ; names that differ otherwise are not checked.
-    A constant step of any size counts as complete.
-    """
-    numbers = _slice_numbers([file.name for file in files])
-    steps = {after - before for before, after in pairwise(numbers)}
-    if len(steps) < 2:
-        return
-    step = max(1, min(steps))
-    missing = [n for before, after in pairwise(numbers) for n in range(before + step, after, step)]
-    place = next(i for i, (before, after) in enumerate(pairwise(numbers)) if after - before != step)
-    raise BadData(
-        f"{len(missing)} slices are missing in the folder" if missing else "two slices have the same number",
-        where=folder,
-        wanted=f"numbers in steps of {step}"
-        + (f", also {', '.join(map(str, missing[:SLICES_LISTED]))}" * bool(missing)),
-        found=f"{files[place + 1].name} follows {files[place].name}",
-        fix="copy the missing slices; if they do not exist, put copies of their neighbours in their place; if the "
-        "numbers are not those of sections, number the files again",
-    )
-
-
-def _slice_numbers(names: list[str]) -> list[int]:
-    """The only number in which sorted names differ; empty if they differ otherwise."""
-    parts = [[text.lstrip("0") if text.isdigit() else text for text in re.split(r"(\d+)", name)] for name in names]
-    if len({len(of_name) for of_name in parts}) > 1:
-        return []
-    varying = [column for column in zip(*parts, strict=True) if len(set(column)) > 1]
-    if len(varying) != 1 or not all(text.isdigit() or not text for text in varying[0]):
-        return []
-    return [int(text or "0") for text in varying[0]]
-
-
-def natural_order(path: Path) -> list[tuple[int, int, str]]:
-    """Sort key by which slice_9 comes before slice_10."""
-    parts = re.split(r"(\d+)", path.name)
-    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
-
-
-def _slice_form(file: Path) -> tuple[tuple[int, int], np.dtype[np.generic]]:
+def _page_at(file: Path, offset: int) -> tuple[tifffile.TiffPage, Form]:
+    """The page whose directory is at `offset`; 0: the only page of a slice, BadData if there are more."""
     with reading(str(file)), tifffile.TiffFile(file) as tiff:
-        page = tiff.pages.first
-        if len(tiff.pages) != 1 or page.ndim != 2:
+        if offset:
+            tiff.filehandle.seek(offset)
+            page = tifffile.TiffPage(tiff, index=0)
+            return page, _form_of(page, str(file))
+        _refuse_lost_pages(tiff, file)
+        if len(pages := _full_pages(tiff)) != 1:
             raise BadData(
                 "a slice of the folder is not one grey page",
                 where=file,
                 wanted="one page, y,x",
-                found=f"{len(tiff.pages)} pages of shape {page.shape}",
-                fix="give a multi-page file by its own name; split colour channels",
+                found=f"{len(pages)} pages",
+                fix="give a multi-page file by its own name",
             )
-        return (int(page.shape[0]), int(page.shape[1])), np.dtype(page.dtype)
+        return pages[0], _form_of(pages[0], str(file))
 
 
-def _slice_reader(
-    files: list[Path], shape: tuple[int, int], dtype: np.dtype[np.generic]
-) -> Callable[[Slices], NDArray[np.generic]]:
-    def fetch(slices: Slices) -> NDArray[np.generic]:
-        """Read a box, (z, y, x) in the dtype of the files; BadData as read_slice."""
-        rows, columns = slices[1:]
-        return np.stack([read_slice(file, rows, columns) for file in files[slices[0]]])
+def _form_of(page: tifffile.TiffPage, where: str) -> Form:
+    """Shape, dtype and meaning of a page; BadData if it is no image of one value per pixel that can be decoded."""
+    meaning = page.photometric if "PhotometricInterpretation" in page.tags else 1
+    if page.samplesperpixel != 1 or meaning not in ONE_VALUE:
+        found = f"{getattr(meaning, 'name', meaning)}, {page.samplesperpixel} values per pixel"
+        raise BadData("the TIFF is a colour image", where=where, wanted="grey values", found=found)
+    if page.dtype is None or page.ndim != 2:
+        found = f"{page.shape}, {page.bitspersample} bits of sample format {page.sampleformat}"
+        raise BadData("a page of the TIFF is no image of numbers", where=where, wanted="y, x", found=found)
+    dtype: np.dtype[np.generic] = np.dtype(page.dtype)
+    if meaning == WHITE_IS_ZERO and dtype.kind not in "bu":
+        found = f"WhiteIsZero of {dtype}"
+        raise BadData("which values of the TIFF are white is not clear", where=where, wanted="BlackIsZero", found=found)
+    if page.compression != 1 and page.compression not in tifffile.TIFF.DECOMPRESSORS:
+        raise BadData(
+            "the compression of the TIFF is not supported",
+            where=where,
+            found=f"compression {page.compression!r}",
+            fix="save it again with deflate, LZW or zstd, or without compression",
+        )
+    _ = page.decode  # of a JPEG, it looks into the open file
+    return Form(tuple(page.shape), dtype, meaning == PALETTE and not _is_grey(page))
 
-    def read_slice(file: Path, rows: slice, columns: slice) -> NDArray[np.generic]:
-        """Read a part of one slice (y, x); BadData if its shape or dtype differs from those of the first."""
-        found = _slice_form(file)
-        if found != (shape, dtype):
-            raise BadData(
-                "the slices of the folder differ", where=file, wanted=f"{shape} {dtype}", found=f"{found[0]} {found[1]}"
-            )
-        with tifffile.TiffFile(file) as tiff:
-            page = zarr.open_array(store=tiff.pages.first.aszarr(), mode="r")
-            return np.asarray(page[rows, columns])
 
-    return fetch
+def _is_grey(page: tifffile.TiffPage) -> bool:
+    """True if each value of a palette is shown as a grey of that value."""
+    colours = page.colormap
+    return colours is not None and all(np.array_equal(colour >> 8, GREY_RAMP) for colour in colours)
+
+
+def _read(page: tifffile.TiffPage, plane: Plane, rows: slice, columns: slice) -> NDArray[np.generic]:
+    """A part (y, x) of a plane, as viewers show it; BadData if a strip or tile is missing or cut."""
+    values: NDArray[Any] = np.empty((rows.stop - rows.start, columns.stop - columns.start), page.dtype)
+    height, width = page.chunks
+    tables = {"jpegtables": page.tags.valueof("JPEGTables")} if page.compression in JPEG else {}
+    whole = page.is_contiguous  # one block of numbers, of which rows can be read
+    with plane.file.open("rb") as file:
+        if whole:
+            stored = np.dtype(page.dtype).newbyteorder(page.parent.byteorder)
+            row_bytes = page.imagewidth * stored.itemsize
+            begin = page.dataoffsets[0] + plane.shift + rows.start * row_bytes
+            content = _bytes_at(file, begin, len(values) * row_bytes)
+            values[:] = np.frombuffer(content, stored).reshape(len(values), -1)[:, columns]
+        for row in () if whole else range(rows.start // height, -(-rows.stop // height)):
+            for column in range(columns.start // width, -(-columns.stop // width)):
+                index = row * math.ceil(page.imagewidth / width) + column
+                content = _bytes_at(file, page.dataoffsets[index], page.databytecounts[index])
+                decoded = np.asarray(page.decode(content, index, **tables, _fullsize=page.is_tiled)[0])[0, :, :, 0]
+                y, x = row * height - rows.start, column * width - columns.start
+                part = decoded[max(-y, 0) : len(values) - y, max(-x, 0) : values.shape[1] - x]
+                y, x = max(y, 0), max(x, 0)
+                values[y : y + part.shape[0], x : x + part.shape[1]] = part
+    if page.photometric == WHITE_IS_ZERO and "PhotometricInterpretation" in page.tags:
+        values = ~values if page.dtype == bool else values ^ ((1 << page.bitspersample) - 1)
+    return values
+
+
+def _bytes_at(file: Any, begin: int, count: int) -> bytes:
+    file.seek(begin)
+    content: bytes = file.read(count)
+    if not count or len(content) != count:
+        found = f"{len(content)} of {count} bytes at {begin}"
+        raise BadData("a page of the TIFF is not complete", where=file.name, found=found, fix="copy the file again")
+    return content
+
+
+def _planes(tiff: tifffile.TiffFile, path: Path) -> tuple[str, list[int], list[Plane]]:
+    """The axes of a file, the length of each but y and x, and its planes; BadData if pages are missing or left over."""
+    _refuse_lost_pages(tiff, path)
+    try:
+        found = tiff.series
+    except RuntimeError:  # a page that differs from the others, which is named when it is read
+        pages = _full_pages(tiff)
+        return "zyx", [len(pages)], [Plane(path, page.offset) for page in pages]
+    several = [item for item in found if not (item.keyframe.is_reduced or isinstance(item.keyframe.index, tuple))]
+    series, where = several[0], str(path)
+    described = next((kind for kind in ("ome", "imagej", "shaped") if getattr(tiff, f"is_{kind}")), None)
+    if described and series.kind in ("generic", "uniform"):
+        raise _misfit(path, f"{described} metadata, {len(tiff.pages)} pages of {series.keyframe.shape}")
+    if series.kind == "generic" and len({_form_of(item.keyframe, where) for item in several}) == 1:
+        pages = _full_pages(tiff)  # the same images, perhaps stored differently
+        lengths = [len(pages)] if len(pages) > 1 else []
+        return "zyx"[-2 - len(lengths) :], lengths, [Plane(path, page.offset) for page in pages]
+    if len(several) > 1:
+        raise BadData(
+            f"the TIFF has {len(several)} series in {len(tiff.pages)} pages",
+            where=path,
+            wanted="one volume",
+            found="; ".join(f"{item.name} {item.axes} {item.shape} {item.dtype}".strip() for item in several[:LISTED]),
+            fix="write the series that you want to a file of its own",
+        )
+    axes, lengths = _axes(series.axes, where), list(series.shape[:-2])
+    count, first = math.prod(lengths), series.keyframe
+    frames = [frame for frame in series if frame is not None]
+    if len(frames) == 1 < count and len(tiff.pages) == 1 and first.is_contiguous:
+        # A stack of ImageJ, of which only the first plane has a directory.
+        size = math.prod(series.shape[-2:]) * series.dtype.itemsize
+        _refuse_missing(count, (path.stat().st_size - first.dataoffsets[0]) // size, path)
+        return axes, lengths, [Plane(path, first.offset, number * size) for number in range(count)]
+    _refuse_missing(count, len(frames), path)
+    planes = [Plane(Path(frame.parent.filehandle.path), frame.offset) for frame in frames]
+    used = set(planes)
+    if len(used) != count:
+        raise _misfit(path, f"{count} planes in {len(used)} pages")
+    if len(tiff.pages) > sum(plane.file == path for plane in planes):
+        unused = [page.index for page in _full_pages(tiff) if Plane(path, page.offset) not in used]
+        if unused:
+            raise _misfit(path, f"{len(unused)} pages that are no planes: {unused[:LISTED]}")
+    return axes, lengths, planes
+
+
+def _misfit(path: Path, found: str) -> BadData:
+    fix = "copy it again, with its companion files; or save it again, as one OME-TIFF or plain TIFF"
+    return BadData("the metadata of the TIFF do not fit its pages", where=path, found=found, fix=fix)
+
+
+def _full_pages(tiff: tifffile.TiffFile) -> list[tifffile.TiffPage]:
+    """The pages of a file without those that are marked as reduced copies of others."""
+    pages = [tiff.pages.get(number) for number in range(len(tiff.pages))]
+    return [page for page in pages if isinstance(page, tifffile.TiffPage) and not page.is_reduced]
+
+
+def _refuse_lost_pages(tiff: tifffile.TiffFile, path: Path) -> None:
+    """BadData if the last page that can be found names a further one."""
+    tiff.filehandle.seek(tiff.pages.next_page_offset or 0)
+    content = tiff.filehandle.read(tiff.tiff.offsetsize)
+    if len(content) != tiff.tiff.offsetsize or struct.unpack(tiff.tiff.offsetformat, content)[0]:
+        _refuse_missing(len(tiff.pages) + 1, len(tiff.pages), path)
+
+
+def _refuse_missing(count: int, there: int, path: Path) -> None:
+    if there < count:
+        raise BadData(
+            f"{count - there} planes of the TIFF are missing",
+            where=path,
+            wanted=f"{count} planes, by its metadata",
+            found=f"{there} planes",
+            fix="copy it again, with the files that it names; if the recording ended early: save it as a plain TIFF",
+        )
 
 
 def _axes(named: str, where: str) -> str:
@@ -186,11 +311,19 @@ def _axes(named: str, where: str) -> str:
     Pages without metadata (Q, I), and a stack saved as a time series (T without Z, a common mistake in ImageJ), are z.
     """
     letters = named.lower()
-    if "s" in letters:
+    if "s" in letters or not letters.endswith("yx"):
         raise BadData("the TIFF is a colour image", where=where, wanted="grey values", found=f"axes {named}")
     if "z" not in letters:
         depth = next((letter for letter in "qit" if letter in letters), None)
         letters = letters.replace(depth, "z") if depth else letters
+    if letters == "cyx":
+        raise BadData(
+            "the planes of the TIFF are channels by its metadata, not sections",
+            where=where,
+            wanted="axes Z, Y, X",
+            found=f"axes {named}",
+            fix="if they are sections: ImageJ, Image > Properties (channels 1, slices as many as planes), and save it",
+        )
     return letters
 
 
