@@ -30,34 +30,37 @@ def survey(inputs: VolumeInputs, findings: Findings, seconds: float) -> None:
     for text in rules.shape_warnings(inputs.region.shape_vox, inputs.role):
         findings.warn(inputs.name, text)
     for source, box in _read_boxes(inputs):
+        if source.grid is None or _count_chunks(source, box) > MOST_CHUNKS_COUNTED:
+            continue  # checked while the volume is streamed
         with findings.collecting():
-            refuse_missing_chunks(source, box, inputs.table.sparse)
+            missing = refuse_missing_chunks(source, box, inputs.table.sparse)
+            if missing:
+                fill = source.grid.fill_value or 0
+                findings.warn(inputs.name, f"{missing} chunks do not exist in {source.where}, they are read as {fill}")
     half = deadline - seconds / 2 if inputs.labels else deadline
     _survey_raw(inputs, findings, boxes, half, whole=whole)
     if inputs.labels is not None:
         _survey_labels(inputs, findings, boxes, deadline, whole=whole)
 
 
-def refuse_missing_chunks(source: SourceVolume, box: Box, sparse: bool) -> None:
-    """Raise BadData for missing chunks, unless the user declared the source to be sparse.
-
-    A box of very many chunks is not checked here, but while it is streamed.
+def refuse_missing_chunks(source: SourceVolume, box: Box, sparse: bool) -> int:
+    """Number of missing chunks, if the user declared the source to be sparse.
 
     Raises:
-        BadData: names the number of missing chunks and the first one.
+        BadData: names the number of missing chunks and the first one, if the source is not sparse.
     """
-    if sparse or source.grid is None or _count_chunks(source, box) > MOST_CHUNKS_COUNTED:
-        return
     missing = source.missing_chunks(box) or []
-    if missing:
+    if missing and not sparse:
         low, high = np.min(missing, axis=0).tolist(), np.max(missing, axis=0).tolist()
+        file = "" if source.grid is None or source.grid.file is None else f", {source.grid.file(missing[0])}"
         raise BadData(
             f"{len(missing)} of {_count_chunks(source, box)} chunks were never written",
             where=source.where,
             wanted="every chunk of the volume",
-            found=f"no chunk {missing[0]} (missing ones lie within {low} ... {high}, axes {source.axes})",
+            found=f"no chunk {missing[0]}{file} (missing ones lie within {low} ... {high}, axes {source.axes})",
             fix="copy the volume again; if empty chunks were left out on purpose: sparse = true",
         )
+    return len(missing)
 
 
 def _count_chunks(source: SourceVolume, box: Box) -> int:

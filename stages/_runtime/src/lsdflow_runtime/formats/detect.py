@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied
@@ -25,6 +26,27 @@ KNOWN_FORMATS = (
     "folder: zarr (.zarray, .zgroup, zarr.json), N5 (attributes.json), neuroglancer precomputed (info), TIFF slices "
     "(*.tif, *.tiff); file: HDF5, TIFF, JSON with container, offset, size"
 )
+FIJI = "Fiji (File > Open, then File > Save As > Tiff) to a TIFF stack"
+BIOFORMATS = "bioformats2raw to OME-Zarr, or Fiji to a TIFF stack"
+# What converts files of other formats, by the ending of the name.
+CONVERSIONS = {
+    **dict.fromkeys(("mrc", "rec", "st", "ali", "map"), "mrc2tif -s of IMOD to a TIFF stack"),
+    **dict.fromkeys(("png", "jpg", "jpeg", "bmp", "pgm"), "ImageMagick (mogrify -format tif *) to TIFF slices"),
+    **dict.fromkeys(("dm3", "dm4", "nrrd", "nhdr", "mha", "mhd", "avi", "am", "fits"), FIJI),
+    **dict.fromkeys(("czi", "lif", "nd2", "oib", "oif", "lsm", "vsi", "sld", "ser", "emd", "mdoc"), BIOFORMATS),
+    **dict.fromkeys(("raw", "dat", "bin", "vol", "img"), "Fiji (File > Import > Raw, Save As > Tiff) to a TIFF stack"),
+    **dict.fromkeys(("nii", "hdr"), 'Python to zarr: zarr.save("NEW.zarr", nibabel.load("FILE").get_fdata().T)'),
+    "npy": 'Python to zarr: zarr.save("NEW.zarr", numpy.load("FILE"))',
+    "npz": 'Python to zarr: zarr.save("NEW.zarr", numpy.load("FILE")["NAME"])',
+    "mat": 'MATLAB to HDF5: save("NEW.mat", "-v7.3"), or Python: scipy.io.loadmat, then h5py',
+    "wkw": "webknossos export-as-tiff to TIFF slices",
+    "klb": "Fiji with its KLB plugin to a TIFF stack",
+    "gz": "gunzip to a file of one of these formats",
+    "zip": "unzip to a folder",
+    "tar": "tar -xf to a folder",
+}
+ANY_CONVERSION = f"convert it with {BIOFORMATS}"
+OUR_SUFFIXES = ("h5", "hdf", "hdf5", "tif", "tiff", "json", "ims", "nwb")
 
 
 def is_roi_json(path: Path) -> bool:
@@ -72,9 +94,25 @@ def detect_format(path: Path, dataset: str = "") -> str:
         raise PermissionDenied("no permission to read", where=path, found=str(error)) from error
     if len(found) == 1:
         return found[0]
-    what = "the path holds more than one volume format" if found else "no volume format is recognised"
-    fix = "leave the files of one format only" if found else "name the container itself, not a folder around it"
+    if found:
+        what, fix = "the path holds more than one volume format", "leave the files of one format only"
+    else:
+        what, fix = "no volume format is recognised", _conversion(path)
     raise BadData(what, where=path, wanted=KNOWN_FORMATS, found=", ".join(found) or "none of these", fix=fix)
+
+
+def _conversion(path: Path) -> str:
+    """What to do with a file of an unknown format, or with a folder of such files."""
+    files = [path] if path.is_file() else list(islice(path.iterdir(), FOLDERS_SEARCHED))
+    suffixes = [file.suffix.lower().removeprefix(".") for file in files if file.is_file()]
+    for suffix in suffixes:
+        if suffix in CONVERSIONS:
+            return f"convert it with {CONVERSIONS[suffix]}"
+    if path.is_file() and path.stat().st_size == 0:
+        return "the file is empty, copy it again"
+    if path.is_file() and suffixes[0] in OUR_SUFFIXES:
+        return f"the file does not begin as .{suffixes[0]} files do: it is damaged, or the name is wrong; copy it again"
+    return ANY_CONVERSION if path.is_file() else "name the container itself, not a folder around it"
 
 
 def open_source(path: Path, dataset: str | None = None, default: str = "") -> SourceVolume:

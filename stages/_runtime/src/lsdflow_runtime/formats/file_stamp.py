@@ -43,7 +43,7 @@ def file_stamp(roots: Sequence[Path]) -> str:
     Raises OSError for a file that cannot be examined.
     """
     total, sampled = 0, list[Candidate]()
-    for states, candidates in _in_threads(_states_of, _batches(_files(roots))):
+    for states, candidates in _in_threads(_states_of, _batches(files_below(roots))):
         total += states
         sampled = nsmallest(SAMPLED_FILES, [*sampled, *candidates])
     size = sum(candidate[2] for candidate in sampled)
@@ -53,7 +53,7 @@ def file_stamp(roots: Sequence[Path]) -> str:
 
 def content_hash(roots: Sequence[Path]) -> str:
     """64 hex digits that change if a file is added, removed, renamed, or has other bytes. Reads all files."""
-    return f"{sum(_in_threads(_contents_of, _batches(_files(roots)))) % 2**256:064x}"
+    return f"{sum(_in_threads(_contents_of, _batches(files_below(roots)))) % 2**256:064x}"
 
 
 def _states_of(batch: list[Found]) -> tuple[int, list[Candidate]]:
@@ -105,7 +105,7 @@ def _number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(os.fsencode(text)).digest())
 
 
-def _files(roots: Sequence[Path]) -> Iterator[Found]:
+def files_below(roots: Sequence[Path]) -> Iterator[Found]:
     """Each file with its name relative to its root."""
     for root in roots:
         if not root.is_dir():

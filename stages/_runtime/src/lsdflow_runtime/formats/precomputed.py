@@ -1,22 +1,42 @@
-"""neuroglancer precomputed volumes, read by tensorstore: x,y,z; `resolution` in nm, `voxel_offset` in voxels."""
+"""neuroglancer precomputed volumes, read by tensorstore: x,y,z; `resolution` in nm, `voxel_offset` in voxels.
+
+Chunk files may be packed, with names that end in .gz, .br, ..., as cloud-volume writes them. tensorstore knows them by
+their plain names only, so they are unpacked into its store in memory. It reads zeros for a chunk that does not exist;
+whether a shard contains a chunk is read from the index of the shard.
+"""
 
 from __future__ import annotations
 
-import os
+import json
+import lzma
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tensorstore
+from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_runtime.formats.claims import GeometryClaim, to_nm3, xyz_to_nm3
 from lsdflow_runtime.formats.folders import json_object
-from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, reading
+from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, is_file, no_codec, reading, refuse_other_names
 
 TYPE = "neuroglancer_multiscale_volume"
 LOSSY = ("jpeg",)
+ENCODINGS = ("raw", "jpeg", "png", "compressed_segmentation")
+# Names of packed chunk files end so; None: not packed.
+ENDINGS = {"": None, ".gz": "gzip", ".br": "brotli", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
+# A chunk of incompressible voxels can be a little larger than the voxels.
+MOST_BYTES_OF_ONE, MOST_BYTES_ADDED = 2, 2**16
+PACKED = tuple(filter(None, ENDINGS))
+# Regular expressions of names of chunks and shards (hexadecimal); numbers are compared as 0.
+CHUNK_NAMES = r"-?0--?0_-?0--?0_-?0--?0(\.gz|\.br|\.zstd|\.bz0|\.xz)?"
+SHARD_NAMES = r"[0a-f]+\.shard"
+INDEX_CACHE_BYTES = 2**26
+Index = tuple[int, ...]
 
 
 def is_precomputed(folder: Path) -> bool:
@@ -33,32 +53,77 @@ def open_precomputed(container: Path, scale: str = "") -> SourceVolume:
 
     Raises:
         MissingInput: no such scale; the keys that exist are listed.
-        BadData: labels with a lossy encoding, metadata without resolution.
+        BadData: labels with a lossy encoding, metadata without resolution, an encoding that is not installed.
     """
     info = json_object(container / "info")
-    index, entry = _scale(info, scale, container)
-    where = f"{container}:{entry.get('key')}"
+    number, entry = _scale(info, scale, container)
+    where, folder = f"{container}:{entry.get('key')}", container / str(entry.get("key"))
+    if entry.get("encoding") not in ENCODINGS:
+        raise no_codec(entry.get("encoding"), where, ENCODINGS)
     if info.get("type") == "segmentation" and entry.get("encoding") in LOSSY:
         raise BadData("labels are stored with a lossy encoding", where=where, found=entry.get("encoding"))
-    with reading(where):
-        spec = {
-            "driver": "neuroglancer_precomputed",
-            "kvstore": {"driver": "file", "path": f"{container}/"},
-            "scale_index": index,
-        }
-        opened = tensorstore.open(spec, open=True, read=True).result()
-        store = opened[tensorstore.d[:].translate_to[0]]
+    with reading(where, metadata=True):
+        store = _opened({"driver": "file", "path": f"{container}/"}, number, tensorstore.Context())
+    channels = int(info.get("num_channels", 1))
+    sharding = entry.get("sharding")
+    grid = _chunk_grid(entry, folder, channels) if sharding is None else _shard_grid(entry, folder, channels)
+    example, pattern = ("0.shard", SHARD_NAMES) if sharding is not None else ("0-64_0-64_0-64", CHUNK_NAMES)
+    refuse_other_names(folder, example, "the scale in the info file", ("info", "provenance"), pattern)
+
+    def fetch(slices: tuple[slice, ...]) -> NDArray[np.generic]:
+        """The voxels of a box."""
+        return np.asarray(_unpacked(slices)[slices].read().result())
+
+    def _unpacked(slices: tuple[slice, ...]) -> tensorstore.TensorStore:
+        """A store with the chunks in `slices`: that of the files, or one in memory if some of them are packed."""
+        files = [Path(str(grid.file and grid.file(index))) for index in grid.touched_by(slices)]
+        if sharding is not None or not any(file.suffix in PACKED for file in files):
+            return store
+        context = tensorstore.Context()
+        memory = tensorstore.KvStore.open("memory://", context=context).result()
+        memory.write("info", json.dumps(info).encode()).result()
+        most = MOST_BYTES_OF_ONE * math.prod(grid.chunk_shape) * store.dtype.numpy_dtype.itemsize + MOST_BYTES_ADDED
+        for file in filter(Path.is_file, files):
+            name = file.stem if file.suffix in PACKED else file.name
+            memory.write(f"{entry['key']}/{name}", unpacked(file, most)).result()
+        return _opened({"driver": "memory"}, number, context)
+
     return SourceVolume(
         where=where,
         form="precomputed",
         axes="xyzc",
         stored_shape=tuple(store.shape),
         dtype=np.dtype(store.dtype.numpy_dtype),
-        fetch=lambda slices: np.asarray(store[slices].read().result()),
-        files=(container / "info", container / str(entry.get("key"))),
+        fetch=fetch,
+        files=(container / "info", folder),
         claims=(_claim(entry, where),),
-        grid=_grid(entry, container, int(info.get("num_channels", 1))),
+        grid=grid,
     )
+
+
+def _opened(kvstore: dict[str, str], scale: int, context: tensorstore.Context) -> tensorstore.TensorStore:
+    """A scale of the volume in `kvstore`; its first voxel is 0, 0, 0."""
+    spec = {"driver": "neuroglancer_precomputed", "kvstore": kvstore, "scale_index": scale}
+    return tensorstore.open(spec, open=True, read=True, context=context).result()[tensorstore.d[:].translate_to[0]]
+
+
+def unpacked(file: Path, most: int) -> bytes:
+    """The content of a chunk file, unpacked by the ending of its name; ValueError if that is more than `most` bytes."""
+    packing, content = ENDINGS.get(file.suffix), file.read_bytes()
+    if packing is None:
+        return content
+    try:
+        packed = pa.BufferReader(content)
+        stream: Any = lzma.open(packed) if packing == "xz" else pa.CompressedInputStream(packed, packing)  # noqa: SIM115
+        with stream:
+            content = bytes(stream.read(most + 1))
+    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
+        msg = f"{file}: {error}"
+        raise ValueError(msg) from error
+    if len(content) > most:
+        msg = f"{file}: it unpacks to more than {most} bytes"
+        raise ValueError(msg)
+    return content
 
 
 def _scale(info: Mapping[str, Any], key: str, container: Path) -> tuple[int, Mapping[str, Any]]:
@@ -79,19 +144,57 @@ def _claim(entry: Mapping[str, Any], where: str) -> GeometryClaim:
     return GeometryClaim(f"scale {entry.get('key')!r} of the info file", size, offset)
 
 
-def _grid(entry: Mapping[str, Any], container: Path, channels: int) -> ChunkGrid | None:
-    """Chunk files; None for sharded scales, whose index is not read here."""
-    if entry.get("sharding") is not None:
-        return None
+def _chunk_grid(entry: Mapping[str, Any], folder: Path, channels: int) -> ChunkGrid:
+    """A file for each chunk, plain or packed."""
     chunk = [int(n) for n in entry["chunk_sizes"][0]]
     offset = [int(n) for n in entry.get("voxel_offset", (0, 0, 0))]
     size = [int(n) for n in entry["size"]]
-    folder = container / str(entry["key"])
 
-    def exists(index: tuple[int, ...]) -> bool:
-        """True if the file of the chunk at this index of the grid of chunks exists."""
+    def candidates(index: Index) -> list[str]:
+        """The possible files of the chunk at this index of the grid of chunks."""
         spans = zip(index, chunk, offset, size, strict=False)
         name = "_".join(f"{o + i * c}-{o + min((i + 1) * c, n)}" for i, c, o, n in spans)
-        return any(os.path.exists(folder / f"{name}{end}") for end in ("", ".gz"))  # noqa: PTH110
+        return [f"{folder}/{name}{ending}" for ending in ENDINGS]
 
-    return ChunkGrid((*chunk, channels), exists)
+    def file(index: Index) -> str:
+        """The file that exists, or the plain one."""
+        return next(filter(is_file, candidates(index)), candidates(index)[0])
+
+    return ChunkGrid((*chunk, channels), lambda index: any(map(is_file, candidates(index))), file)
+
+
+def _shard_grid(entry: Mapping[str, Any], folder: Path, channels: int) -> ChunkGrid:
+    """Chunks in shards, which are files with an index."""
+    chunk = [int(n) for n in entry["chunk_sizes"][0]]
+    grid = [-(-int(n) // c) for n, c in zip(entry["size"], chunk, strict=True)]
+    spec = {"driver": "neuroglancer_uint64_sharded", "metadata": dict(entry["sharding"])}
+    cache = tensorstore.Context({"cache_pool": {"total_bytes_limit": INDEX_CACHE_BYTES}})
+    shards = tensorstore.KvStore.open(
+        {**spec, "base": {"driver": "file", "path": f"{folder}/"}}, context=cache
+    ).result()
+
+    def exists(index: Index) -> bool:
+        """True if the index of a shard contains the chunk. Raises ValueError for a damaged index."""
+        key = chunk_id(index[:3], grid).to_bytes(8, "big")
+        return shards.read(key, byte_range=slice(0, 0)).result().state != "missing"
+
+    def file(index: Index) -> str:
+        """The shard of a chunk: tensorstore does not say it, but writes there."""
+        context = tensorstore.Context()
+        written = tensorstore.KvStore.open({**spec, "base": "memory://"}, context=context).result()
+        written.write(chunk_id(index[:3], grid).to_bytes(8, "big"), b"").result()
+        (name,) = tensorstore.KvStore.open("memory://", context=context).result().list().result()
+        return f"{folder}/{name.decode()}"
+
+    return ChunkGrid((*chunk, channels), exists, file)
+
+
+def chunk_id(index: Index, grid: list[int]) -> int:
+    """The compressed Morton code of a chunk: the bits of x, y, z in turn, as many of each as its axis needs."""
+    code, place = 0, 0
+    for bit in range(64):
+        for i, n in zip(index, grid, strict=True):
+            if n - 1 >> bit:
+                code |= (i >> bit & 1) << place
+                place += 1
+    return code

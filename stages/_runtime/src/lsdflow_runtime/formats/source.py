@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -25,17 +28,24 @@ from lsdflow_runtime.formats.attributes import (
     to_zyx,
 )
 from lsdflow_runtime.formats.claims import GeometryClaim, place
-from lsdflow_runtime.formats.file_stamp import file_stamp
+from lsdflow_runtime.formats.file_stamp import file_stamp, files_below
 from lsdflow_runtime.transient_errors import is_of_storage
+
+METADATA_FIX = "correct the metadata, or write the volume again with a library of its format"
 
 
 @dataclass(frozen=True)
 class ChunkGrid:
-    """The chunks of a stored array: whether a chunk exists, and the file that contains it (stored axis order)."""
+    """The chunks of a stored array: whether a chunk exists, and the file that contains it (stored axis order).
+
+    exists: raises an error for a chunk whose presence cannot be determined. fill_value: what is read for a chunk that
+    does not exist.
+    """
 
     chunk_shape: tuple[int, ...]
     exists: Callable[[tuple[int, ...]], bool]
     file: Callable[[tuple[int, ...]], str] | None = None
+    fill_value: object = 0
 
     def touched_by(self, slices: tuple[slice, ...]) -> Iterator[tuple[int, ...]]:
         """Indices of the chunks that contain elements of `slices`."""
@@ -165,7 +175,8 @@ class SourceVolume:
         if self.grid is None:
             return None
         slices = stored_slices(box, self.stored_shape, self.axes)
-        return [index for index in self.grid.touched_by(slices) if not self.grid.exists(index)]
+        with reading(self.where):
+            return [index for index in self.grid.touched_by(slices) if not self.grid.exists(index)]
 
     def close(self) -> None:
         """Close the files."""
@@ -180,9 +191,58 @@ class SourceVolume:
         self.close()
 
 
+def is_file(path: str) -> bool:
+    """True if a chunk file exists; OSError if that cannot be determined, which is not the same as a missing file."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 (for speed)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def refuse_other_names(folder: Path, key: str, setting: str, ignored: Collection[str], pattern: str = "") -> None:
+    """Refuse an array folder with data files of which none is a chunk by its metadata: all voxels would be missing.
+
+    Args:
+        key: name of a chunk file, relative to `folder`, as an example.
+        setting: what in the metadata determines the names.
+        ignored: names of files that are no data.
+        pattern: regular expression of the names, with 0 for each number; default: that of `key`.
+
+    Raises:
+        BadData: names the first such file.
+    """
+    if not folder.is_dir():
+        return
+    other = None
+    for name, _ in files_below((folder,)):
+        if re.fullmatch(pattern or re.escape(key), re.sub(r"\d+", "0", name)):
+            return
+        if not name.rpartition("/")[2].startswith(".") and name.rpartition("/")[2] not in ignored:
+            other = other or name
+    if other is not None:
+        raise BadData(
+            "no data file of the array has the name of a chunk by its metadata",
+            where=folder,
+            wanted=f"names like {key}, by {setting}",
+            found=other,
+            fix=f"correct {setting}, or give the files the names that the metadata require",
+        )
+
+
+def no_codec(name: object, where: object, known: Collection[str] = ()) -> BadData:
+    """The error for voxels in a form that cannot be decoded here, although they may be whole."""
+    return BadData(
+        "the volume is stored with a codec that is not installed",
+        where=where,
+        wanted=", ".join(known),
+        found=name,
+        fix="write the volume again with another codec, with the program that wrote it",
+    )
+
+
 @contextmanager
-def reading(where: str) -> Iterator[None]:
-    """Convert errors of the libraries for unreadable data to StageErrors that name `where`."""
+def reading(where: str, *, metadata: bool = False) -> Iterator[None]:
+    """Convert errors of the libraries for unreadable voxels (or metadata) to StageErrors that name `where`."""
     try:
         yield
     except (StageError, MemoryError):
@@ -199,6 +259,8 @@ def reading(where: str) -> Iterator[None]:
             raise PermissionDenied("no permission to read", where=where, found=text) from error
         if is_of_storage(error):
             raise StorageFailure("the storage failed while reading", where=where, found=text) from error
-        raise BadData(
-            "the data cannot be read", where=where, found=text, fix="the file is truncated or damaged, re-copy it"
-        ) from error
+        if type(error).__name__ == "UnknownCodecError":  # of numcodecs and of zarr
+            raise no_codec(text, where) from error
+        what = "the metadata of the volume cannot be understood" if metadata else "the data cannot be read"
+        fix = METADATA_FIX if metadata else "the file is truncated or damaged, re-copy it"
+        raise BadData(what, where=where, found=text, fix=fix) from error

@@ -3,8 +3,10 @@
 A dataset may be an array, an OME image (group with multiscales; the finest level is used), or a scale pyramid (group
 with s0, s1, ...; s0 is used). A coarser level is chosen by its name: "volumes/raw/s1", "image/2".
 
-A few damaged or crafted bytes can unpack to more than the memory holds. So the unpacked size of a chunk is determined
-before it is used: from its header, or else by unpacking it in steps until the limit is exceeded.
+zarr and its codecs do not notice every damage: a chunk that is cut may be filled with other bytes of the memory, and an
+empty shard with zeros. So the stored bytes are checked first. A few damaged or crafted bytes can unpack to more than
+the memory holds. So the unpacked size of a chunk is determined before it is used: from its headers, or else by
+unpacking it in steps until the limit is exceeded.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import gzip
 import io
 import lzma
 import math
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import zarr
-from zarr.abc.store import ByteRequest
+from zarr.abc.store import ByteRequest, RangeByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore
 
@@ -33,7 +34,7 @@ from lsdflow_runtime.formats import ngff
 from lsdflow_runtime.formats.attributes import claims_of, named_axes, parse_axes
 from lsdflow_runtime.formats.claims import GeometryClaim
 from lsdflow_runtime.formats.folders import arrays_below, folder_of, json_object, no_such_dataset, webknossos_axes
-from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, reading
+from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, is_file, reading, refuse_other_names
 from lsdflow_runtime.io.chunk_files import content_size
 
 MARKERS = (".zarray", ".zgroup", "zarr.json")
@@ -42,8 +43,10 @@ DEFAULT_AXES = "tczyx"
 PIECE_BYTES = 2**20
 # A filter may turn one byte into eight, and checksums and headers add some bytes.
 MOST_BYTES_OF_ONE, MOST_BYTES_ADDED = 8, 2**16
+ENCODING_SETTING = 'chunk_key_encoding ("default" or "v2", separator "." or "/") in zarr.json'
 # Bytes of the header that contain the unpacked size.
 HEADERS = {"blosc": (4, 8), "lz4": (0, 4)}
+BLOSC_HEADER = 16
 
 
 def is_zarr(folder: Path) -> bool:
@@ -99,10 +102,12 @@ def _open_array(folder: Path, level: ngff.Level | None) -> SourceVolume:
     where = str(folder)
     if not is_array(folder):
         raise MissingInput("the scale level named in the metadata does not exist", where=where)
-    with reading(where):
+    with reading(where, metadata=True):
         array = zarr.open_array(store=str(folder), mode="r")
-        if codec := _codec_of(array):
-            array = zarr.open_array(store=_BoundedStore(array, folder, codec), mode="r")
+        array = zarr.open_array(store=_CheckedStore(array, folder), mode="r")
+    key = array.metadata.encode_chunk_key((0,) * array.ndim)
+    setting = 'dimension_separator ("." or "/") in .zarray' if array.metadata.zarr_format == 2 else ENCODING_SETTING
+    refuse_other_names(folder, key, setting, METADATA)
     attributes = attributes_at(folder)
     axes = parse_axes(_axis_names(array, attributes, level, folder), array.shape, DEFAULT_AXES, where)
     return SourceVolume(
@@ -118,37 +123,48 @@ def _open_array(folder: Path, level: ngff.Level | None) -> SourceVolume:
     )
 
 
-class _BoundedStore(LocalStore):
-    """A store that refuses compressed chunks that unpack to far more than a chunk can hold."""
+class _CheckedStore(LocalStore):
+    """A store that refuses chunks that are cut, or that unpack to far more than a chunk can hold."""
 
-    def __init__(self, array: zarr.Array[Any], folder: Path, codec: str) -> None:
+    def __init__(self, array: zarr.Array[Any], folder: Path) -> None:
         super().__init__(folder, read_only=True)
-        self._codec, self._chunk_bytes, self._in_shards = codec, _chunk_bytes(array), array.shards is not None
+        self._codec, self._in_shards = _codec_of(array), array.shards is not None
+        self._chunk_bytes = math.prod(array.chunks) * np.dtype(array.dtype).itemsize
+        self._most = MOST_BYTES_OF_ONE * self._chunk_bytes + MOST_BYTES_ADDED
+        self._chunks = math.prod(s // c for s, c in zip(array.shards or array.chunks, array.chunks, strict=True))
 
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """The stored bytes of a key. Raises ValueError for a chunk that unpacks to too many bytes."""
+        """The stored bytes of a key. Raises ValueError for a chunk that is cut or unpacks to too many bytes."""
         value = await super().get(key, prototype, byte_range)
         if value is None or key.rpartition("/")[2] in METADATA:
             return value
-        most = MOST_BYTES_OF_ONE * self._chunk_bytes + MOST_BYTES_ADDED
-        # The bytes of a shard may be several chunks, of which only the first header can be read here.
+        wanted = byte_range.end - byte_range.start if isinstance(byte_range, RangeByteRequest) else 1
+        # The bytes of a shard may be its index or several chunks, so only zstd can be recognised there.
         content = value.to_bytes()
-        size = content_size(content) if self._in_shards else unpacked_size(self._codec, content, most)
+        if self._codec == "blosc" and not self._in_shards and len(content) >= BLOSC_HEADER:
+            wanted = max(BLOSC_HEADER, int.from_bytes(content[12:16], "little"))
+        if len(content) < wanted:
+            msg = f"{self.root / key}: truncated, {len(content)} instead of {wanted} bytes"
+            raise ValueError(msg)
+        most = self._most * (self._chunks if byte_range is None else 1)
+        size = unpacked_size(self._codec, content, most, headers_only=self._in_shards)
         if size is not None and size > most:
             msg = f"{self.root / key}: a chunk of {self._chunk_bytes} bytes unpacks to {size} or more"
             raise ValueError(msg)
         return value
 
 
-def unpacked_size(codec: str, content: bytes, most: int) -> int | None:
+def unpacked_size(codec: str | None, content: bytes, most: int, *, headers_only: bool = False) -> int | None:
     """Unpacked bytes of a chunk of `codec`; counting may stop once there are more than `most`.
 
     None if unknown; the codec itself then reports the problem of the chunk.
     """
     if codec == "zstd" and (size := content_size(content)) is not None:
         return size
+    if codec is None or headers_only:
+        return None
     if codec in HEADERS:
         begin, end = HEADERS[codec]
         return int.from_bytes(content[begin:end], "little") if len(content) >= end else None
@@ -190,10 +206,6 @@ def _codec_of(array: zarr.Array[Any]) -> str | None:
     return None if not known or (array.shards and known[-1] != "zstd") else known[-1]
 
 
-def _chunk_bytes(array: zarr.Array[Any]) -> int:
-    return math.prod(array.chunks) * np.dtype(array.dtype).itemsize
-
-
 def _axis_names(
     array: zarr.Array[Any], attributes: Mapping[str, Any], level: ngff.Level | None, folder: Path
 ) -> list[Sequence[object]]:
@@ -223,4 +235,4 @@ def _grid(array: zarr.Array[Any], folder: Path) -> ChunkGrid:
         """Path of the file of the chunk or shard with this index."""
         return f"{root}/{encode(index)}"
 
-    return ChunkGrid(shape, lambda index: os.path.exists(file(index)), file)  # noqa: PTH110 (for speed)
+    return ChunkGrid(shape, lambda index: is_file(file(index)), file, array.fill_value)

@@ -30,6 +30,7 @@ from lsdflow_command.machine import available_cores
 from lsdflow_contract.files import TEMPORARY_SUFFIX, fsync_folder
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+SKIPPABLE = b"\x2a\x4d\x18"
 ABSENT = 2**64 - 1
 INNER_CHUNK_VOX = 64
 T = TypeVar("T")
@@ -187,20 +188,39 @@ def _put(path: Path, pieces: list[bytes]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def content_size(frame: bytes) -> int | None:
-    """Unpacked size in the header of a zstd frame (RFC 8878, section 3.1.1.1); None if the header has none.
+def content_size(content: bytes) -> int | None:
+    """Unpacked size of all zstd frames at the beginning of `content`, from their headers (RFC 8878, section 3.1.1).
 
-    It is checked before unpacking, because a few damaged or crafted bytes could otherwise fill the memory.
+    None if `content` does not begin with a frame, or a frame does not contain its size. The size is checked before
+    unpacking, because a few damaged or crafted bytes could otherwise fill the memory.
     """
-    if len(frame) < 5 or frame[:4] != ZSTD_MAGIC:
-        return None
-    descriptor = frame[4]
-    single_segment, flag = bool(descriptor & 0x20), descriptor >> 6
-    begin = 5 + (0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3]
-    length = (int(single_segment), 2, 4, 8)[flag]
-    if not length or len(frame) < begin + length:
-        return None
-    return int.from_bytes(frame[begin : begin + length], "little") + (256 if length == 2 else 0)
+    total, begin = None, 0
+    while len(content) > begin + 8:
+        if content[begin + 1 : begin + 4] == SKIPPABLE and content[begin] >> 4 == 5:
+            begin += 8 + int.from_bytes(content[begin + 4 : begin + 8], "little")
+            continue
+        if content[begin : begin + 4] != ZSTD_MAGIC:
+            break
+        descriptor = content[begin + 4]
+        single_segment, flag = bool(descriptor & 0x20), descriptor >> 6
+        place = begin + 5 + (0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3]
+        length = (int(single_segment), 2, 4, 8)[flag]
+        if not length or len(content) < place + length:
+            return None
+        size = int.from_bytes(content[place : place + length], "little") + (256 if length == 2 else 0)
+        total = size + (total or 0)
+        begin = _end_of_blocks(content, place + length) + 4 * bool(descriptor & 4)
+    return total
+
+
+def _end_of_blocks(content: bytes, begin: int) -> int:
+    """Position after the blocks of a zstd frame; of an incomplete frame, a position after its end."""
+    last = False
+    while not last and begin < len(content):
+        header = int.from_bytes(content[begin : begin + 3], "little")
+        last, run = bool(header & 1), (header >> 1) & 3 == 1
+        begin += 3 + (1 if run else header >> 3)
+    return begin
 
 
 def _zstd_level_v2(array: zarr.Array[Any]) -> int | None:
