@@ -212,6 +212,7 @@ FORMATS: dict[str, Writer] = {
     "precomputed sharded hashed": precomputed_volume(sharding=shards("murmurhash3_x86_128", "gzip")),
     "hdf5 raw": hdf5_volume(),
     "hdf5 gzip": hdf5_volume(chunks=(3, 4, 5), compression="gzip", fletcher32=True),
+    "hdf5 virtual": virtual_hdf5,
     "tiff": tiff_file(photometric="minisblack"),
     "tiff zlib": tiff_file(photometric="minisblack", compression="zlib"),
     "ome-tiff": tiff_file(ome=True, photometric="minisblack", metadata={"axes": "ZYX"}),

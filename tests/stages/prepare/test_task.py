@@ -289,10 +289,13 @@ def test_validate_lists_all_problems_at_once(
 
 def test_sparse_source_may_lack_chunks(container: Path, experiment: Make, raw: np.ndarray) -> None:
     (container / "volumes/raw/1.1.1").unlink()
+    metadata = container / "volumes/raw/.zarray"
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"fill_value": 7}))
     loaded = experiment(sparse=True)
     Prepare().run(loaded)
     wanted = raw.copy()
-    wanted[32:64, 32:64, 32:64] = 0
+    wanted[32:64, 32:64, 32:64] = 7
+    assert "1 chunks do not exist" in str(read_manifest(loaded.layout, "prepare").facts["warnings"])
     np.testing.assert_array_equal(made(loaded, RAW.dataset), wanted)
 
 
