@@ -213,6 +213,9 @@ FORMATS: dict[str, Writer] = {
     "hdf5 raw": hdf5_volume(),
     "hdf5 gzip": hdf5_volume(chunks=(3, 4, 5), compression="gzip", fletcher32=True),
     "hdf5 virtual": virtual_hdf5,
+    "ome-tiff files": ome_tiff_files,
+    "tiff folder": tiff_folder(),
+    "tiff folder zlib": tiff_folder(compression="zlib"),
     "tiff": tiff_file(photometric="minisblack"),
     "tiff zlib": tiff_file(photometric="minisblack", compression="zlib"),
     "ome-tiff": tiff_file(ome=True, photometric="minisblack", metadata={"axes": "ZYX"}),
@@ -225,6 +228,9 @@ INVISIBLE = {
     **{(form, "replaced by zeros"): r"\d" for form in WITHOUT_CHECKSUM},
     **{(f"tiff folder{codec}", "lost"): f"s_00[0{SHAPE[0] - 1}].tif" for codec in ("", " zlib")},
 }
+
+# Planes are counted, so a lost or unreadable one is refused with the name of the file or folder that they belong to.
+COUNTED = ("ome-tiff files", "tiff folder", "tiff folder zlib")
 
 DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
     "lost": lambda _: None,
@@ -259,7 +265,7 @@ def test_a_damaged_file_is_refused_by_name_or_changes_no_voxel(tmp_path: Path, f
     for file in files:
         content = file.read_bytes()
         spoil(file, damage)
-        wrong += problems(path, file, whole)
+        wrong += problems(path, file, whole, by_volume=form in COUNTED)
         restore(file, content)
     assert not wrong, wrong
 
@@ -280,7 +286,7 @@ def restore(file: Path, content: bytes) -> None:
     file.write_bytes(content)
 
 
-def problems(path: Path, file: Path, whole: np.ndarray) -> list[str]:
+def problems(path: Path, file: Path, whole: np.ndarray, *, by_volume: bool) -> list[str]:
     """What is wrong with reading a volume of which `file` is damaged; empty if nothing."""
     try:
         found = taken(path)
@@ -288,6 +294,7 @@ def problems(path: Path, file: Path, whole: np.ndarray) -> list[str]:
         text = error.message()
         # Metadata may be named by their folder or dataset, a lost chunk by its plain name.
         names = [str(file.parent), DATASET] if file.name in METADATA else [str(file).removesuffix(".gz")]
+        names += [str(path)] * by_volume
         return [] if any(name in text for name in names) else [f"{file} is not named: {text}"]
     if found.shape == whole.shape and np.array_equal(found, whole):
         return []
