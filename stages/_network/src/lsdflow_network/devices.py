@@ -46,7 +46,7 @@ def require_precision(device: str, precision: str, where: str) -> None:
 
     torch is loaded only for bf16 on a CPU.
     """
-    if device != "cpu" or precision == "float32":
+    if device != "cpu" or precision in ("auto", "float32"):
         return
     if precision in ("fp16", "tf32"):
         wanted, found = "a GPU", "a CPU"
