@@ -8,7 +8,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "troubleshooting.md"
-FAULTS = range(1, 27)
+FAULTS = range(1, 28)
 
 
 def _texts_of_the_sources() -> str:
