@@ -19,8 +19,8 @@ MAKE = REPOSITORY / "benchmarks" / "gpu_bundle" / "make_bundle.py"
 LARGEST_BYTES = 55 * 2**20
 STEPS = {
     "predict": ("eager torch, one network", "roofline", "| acrlsd | ", "| affinities | "),
-    "train": ("| train AcrLSD | TF32 |", "| FSDP, Gloo, 1 process |", "| lsd, pipeline gpu |"),
-    "tests": ("tests.network.test_on_gpu", "tests.stages.predict.test_on_gpu", "tests.training.test_on_gpu", "TF32"),
+    "train": ("| train AcrLSD | tf32 |", "| FSDP, Gloo, 1 process |", "| lsd, pipeline gpu |"),
+    "tests": ("tests.network.test_on_gpu", "tests.stages.predict.test_on_gpu", "tests.training.test_on_gpu", "float32"),
     "quality": ("| mtlsd | ", "3 iterations in"),
 }
 
