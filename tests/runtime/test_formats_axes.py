@@ -155,3 +155,19 @@ def test_axes_of_n5_are_named_x_first_by_n5_and_x_last_by_python(tmp_path: Path)
         open_source(n5(tmp_path / "python", RAW.T, axes=["z", "y", "x"]))
     with pytest.raises(BadData, match="have no names"):
         open_source(n5(tmp_path / "unnamed", stored))
+
+
+@pytest.mark.parametrize("value", ["{not JSON", {"x": "first"}, [[1], {}], "[1, 2"])
+@pytest.mark.parametrize("key", ["axistags", "axes"])
+def test_names_of_axes_that_cannot_be_understood_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    array = zarr.create_array(tmp_path / "a.zarr", data=RAW, zarr_format=2)
+    array.attrs[key] = value
+    with pytest.raises(BadData, match=r"a\.zarr"):
+        opened(tmp_path / "a.zarr")
+
+
+def test_a_damaged_description_of_webknossos_is_refused(tmp_path: Path) -> None:
+    path = webknossos(tmp_path, RAW, "zyx")
+    (tmp_path / "a" / "datasource-properties.json").write_text('{"dataLayers": [{"mags": 3}]}')
+    with pytest.raises(BadData, match="color"):
+        opened(path)

@@ -13,8 +13,9 @@ from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch
 from lsdflow_contract.geometry import Box
 from lsdflow_network.precision import inference_precision
 from lsdflow_predict import same_device
-from lsdflow_predict.blocks import require_finite, require_parity
+from lsdflow_predict.blocks import LsdSource, TileCache, require_finite, require_parity
 from lsdflow_predict.stage import Predict
+from lsdflow_predict.tiling import plan_tiling
 
 SPEC = UNetSpec(in_channels=1, num_fmaps=2, fmap_inc_factor=2, downsample_factors=((2, 2, 2),))
 
@@ -81,3 +82,18 @@ def test_a_result_is_continued_on_the_same_kind_of_device_only(make_experiment, 
         experiment.run("predict.allow_mixed_devices=true")
     task.marks.remove_all()
     assert (experiment.affinities() == found).all()
+
+
+def test_tiles_that_were_not_finite_are_computed_again() -> None:
+    """Another attempt at the block must not find them in the cache, where nothing tells that they are wrong."""
+    tiling = plan_tiling(SPEC, Box((0, 0, 0), (8, 8, 8)), (0, 0, 0), (8, 8, 8))
+    tile = torch.zeros((10, *tiling.output_vox), dtype=torch.uint8), torch.tensor(False)
+    source = LsdSource(
+        tiling,
+        lambda raw, lsds, names: tile,
+        lambda box: torch.zeros(box.shape_vox, dtype=torch.uint8),
+        TileCache(1_000_000),
+    )
+    for _ in range(2):
+        with pytest.raises(BadData, match="NaN"):
+            source.read(Box((0, 0, 0), (8, 8, 8)))

@@ -156,6 +156,11 @@ class TileCache:
     def __contains__(self, index: Index3) -> bool:
         return index in self._tiles
 
+    def clear(self) -> None:
+        """Forget all tiles."""
+        self._tiles.clear()
+        self._bytes = 0
+
     def get(self, index: Index3, compute: Callable[[Index3], Tensor]) -> Tensor:
         """The tile `index`, computed if it is not in the cache."""
         if index in self._tiles:
@@ -198,7 +203,11 @@ class LsdSource:
 
         result = torch.zeros((LSDS.channels, *box.shape_vox), dtype=torch.uint8, device=self.device)
         assemble(self.tiling, box, result, lambda index: self.cache.get(index, compute))
-        require_finite(finite)
+        try:
+            require_finite(finite)
+        except BadData:
+            self.cache.clear()  # another attempt must not take these tiles for checked ones
+            raise
         return result
 
 
@@ -291,6 +300,7 @@ def load_network(folder: Path, device: str, precision: str) -> Network:
     compared = False
 
     def network(raw: Tensor, lsds: Tensor | None, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Evaluate a tile; before the first one, compare a corner of it."""
         nonlocal compared
         if not compared:
             require_parity(predictor, load_predictor(folder, device=device, precision="float32"), raw, lsds, names)

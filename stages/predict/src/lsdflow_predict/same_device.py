@@ -1,8 +1,8 @@
-"""Every block of a result is computed on one kind of device: the first worker records its own, the others must match.
+"""All blocks of a result are computed on one kind of device: the first worker records its own, the others must match.
 
-Low bits depend on the device: a GPU sums in another order than a CPU, two kinds of GPU use other kernels, and the
-precision "auto" is another one. The record lies beside the arrays of the result, so it also holds for a run that is
-resumed or repaired on another machine.
+The low bits of a prediction depend on the device: GPUs and CPUs, and different GPUs, add numbers in different orders,
+and precision = "auto" means fp16 on GPUs and float32 on CPUs. The record is stored with the arrays of the result, so it
+also applies to a run that is resumed or repaired on another machine.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def open_hdf5(path: Path, dataset: str) -> SourceVolume:
             file.close()
             raise
     attributes = {name: _plain(value) for name, value in node.attrs.items()}
-    axes = parse_axes(_axis_names(node, attributes), node.shape, DEFAULT_AXES, where)
+    with reading(where, metadata=True):
+        axes = parse_axes(_axis_names(node, attributes), node.shape, DEFAULT_AXES, where)
     shape, grid = _true_shape(node, axes, where), _grid(node)
     if node.external:
         owner, name = node.file, node.name

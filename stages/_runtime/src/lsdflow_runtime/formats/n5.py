@@ -60,7 +60,8 @@ def open_n5(container: Path, dataset: str) -> SourceVolume:
             {"driver": "n5", "kvstore": {"driver": "file", "path": f"{folder}/"}}, open=True, read=True
         ).result()
     refuse_other_names(folder, "/".join(["0"] * store.rank), "the N5 format", ("attributes.json",))
-    axes = parse_axes(_axis_names(attributes, folder), store.shape, DEFAULT_AXES, where)
+    with reading(where, metadata=True):
+        axes = parse_axes(_axis_names(attributes, folder), store.shape, DEFAULT_AXES, where)
     if axes.index("z") < axes.index("x"):
         raise BadData("the axes of an N5 dataset are named x last", where=where, wanted="x, y, z", found=axes)
     claims = claims_of(attributes, axes, where)

@@ -109,7 +109,8 @@ def _open_array(folder: Path, level: ngff.Level | None) -> SourceVolume:
     setting = 'dimension_separator ("." or "/") in .zarray' if array.metadata.zarr_format == 2 else ENCODING_SETTING
     refuse_other_names(folder, key, setting, METADATA)
     attributes = attributes_at(folder)
-    axes = parse_axes(_axis_names(array, attributes, level, folder), array.shape, DEFAULT_AXES, where)
+    with reading(where, metadata=True):
+        axes = parse_axes(_axis_names(array, attributes, level, folder), array.shape, DEFAULT_AXES, where)
     return SourceVolume(
         where=where,
         form=f"zarr {array.metadata.zarr_format}" + (" OME-NGFF" if level else ""),
