@@ -184,6 +184,8 @@ def damaged(kind: str, put: Put, raw: np.ndarray, ids: np.ndarray) -> dict[str, 
         put(labels, ids.astype(np.float64))
     elif kind == "negative labels":
         put(labels, ids.astype(np.int64) * -1)
+    elif kind == "one negative label":
+        put(labels, np.where(ids == ids.max(), -1, ids.astype(np.int64)))
     elif kind == "16 bits":
         put("volumes/raw", raw.astype(np.uint16) * 16)
     elif kind == "no voxel size":
@@ -221,7 +223,8 @@ def damaged(kind: str, put: Put, raw: np.ndarray, ids: np.ndarray) -> dict[str, 
 REFUSALS = {
     "NaN": (65, "NaN"),
     "float labels": (65, "labels are float64"),
-    "negative labels": (65, "ignore_ids"),
+    "negative labels": (65, "Export the labels again as uint64"),
+    "one negative label": (65, "ignore_ids = [-1]"),
     "16 bits": (65, "raw_range = [144, "),
     "no voxel size": (65, '(name = "a") voxel_size = "40, 8, 8 nm"'),
     "conflict": (65, "(1, 1, 1) nm"),
