@@ -5,10 +5,11 @@
 
 predict: raw u8 in main memory -> u8 outputs in main memory. LSD: one tile. AcrLSD: one block with its LSDs around it,
 as predict's worker does it in one pass. Each precision and tile is compared with float32 (TF32 off) on the same
-device, at the smallest tile; larger tiles are measured at the default precision.
+device, for one tile of the smallest size; everything else is measured at the default precision.
 train: iterations of forward, backward and optimiser on patches on the device. data: patches and iterations
 with each data pipeline, and how long training waits for patches. ranks: what the means of several processes cost with
 one process (gpu_one_rank.py). Networks have random weights, which cost what trained ones cost.
+--network FOLDER --volume A.zarr: a trained network on real raw, so its distance from float32 counts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -68,7 +70,7 @@ class Sizes:
         return nearest_valid_input_shapes(self.spec(1), (edge, edge, edge))[1]
 
 
-PUBLISHED = Sizes(12, 6, (2, 2, 3), (196, 268, 364), 504, 196, 304, 152, 480, 40, 5)
+PUBLISHED = Sizes(12, 6, (2, 2, 3), (196, 268, 364), 504, 196, 304, 152, 480, 40, 3)
 TINY = Sizes(2, 2, (2,), (24, 32), 16, 28, 60, 24, 64, 1, 1)
 
 
@@ -102,7 +104,8 @@ def predict_lines(device: str, sizes: Sizes, folder: Path) -> Iterator[Line]:
     for what, work, goal in (("LSD net", lsd_tile, 120), ("AcrLSD", acrlsd_block, 50)):
         for tile in sizes.tiles:
             exact = None
-            for precision in inference_precisions(device) if tile == sizes.tiles[0] else ("auto",):
+            compared = what == "LSD net" and tile == sizes.tiles[0]
+            for precision in inference_precisions(device) if compared else ("auto",):
                 named = (what, precision, f"input {sizes.cube(tile)[0]}")
                 try:
                     with multiplied_in(precision):
@@ -293,18 +296,55 @@ def random_raw(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
+def given_lines(device: str, folder: Path, volume: Path) -> Iterator[Line]:
+    """A trained network on real raw: every precision at its own tile, the default precision at larger ones."""
+    import zarr
+
+    from lsdflow_network.inference import load_predictor
+    from lsdflow_predict.blocks import prepare_torch
+
+    raw = torch.from_numpy(np.asarray(zarr.open_array(volume / "volumes" / "raw", mode="r")[...]))
+    bundle = load_predictor(folder).bundle
+    own, largest = max(bundle.predict_input_shape_vox), min(raw.shape)
+    tiles = [own, *(tile for tile in (196, 244) if own < tile <= largest)]
+    exact = None
+    for tile in tiles:
+        shape = nearest_valid_input_shapes(bundle.unet, (tile,) * 3)[0] or bundle.predict_input_shape_vox
+        seen = raw[tuple(slice(n) for n in shape)]
+        for precision in inference_precisions(device) if tile == own else ("auto",):
+            prepare_torch(torch.get_num_threads(), precision)
+            predictor = load_predictor(folder, device=device, precision=precision)
+            work = partial(_levels_of, predictor, seen, tuple(bundle.outputs))
+            rate, values = measured(work, 5, device)
+            exact = values if exact is None else exact
+            parity = levels_apart(values, exact) if tile == own else ""
+            yield Line(folder.name, precision, f"input {shape[0]}", f"{rate:.3g} Mvoxel/s", "", parity)
+
+
+def _levels_of(predictor: Any, raw: Any, names: tuple[str, ...]) -> Any:
+    return predictor.grey_levels(raw, None, names)[0].cpu().numpy()
+
+
 PARTS = {"predict": predict_lines, "train": train_lines, "data": data_lines, "ranks": rank_lines}
 
 
 def main(arguments: list[str]) -> None:
     """Measure some parts, and print a table of each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("parts", choices=PARTS, nargs="+")
+    parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
+    parser.add_argument("--network", type=Path, help="a bundle of mode mtlsd or affinities, with --volume")
+    parser.add_argument("--volume", type=Path, help="a zarr container with volumes/raw")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a toy, to try the script")
     options = parser.parse_args(arguments)
+    if not set(options.parts) <= set(PARTS) or bool(options.network) != bool(options.volume):
+        parser.error(f"parts: {', '.join(PARTS)}; --network and --volume go together")
     require_device(options.device)
     print(describe(options.device))
+    if options.network:
+        print_head(f"predict: {options.network.name}", COLUMNS)
+        for line in given_lines(options.device, options.network, options.volume):
+            print_row((line.what, line.precision, line.size, line.rate, line.goal, line.parity))
     for part in options.parts:
         print_head(part, COLUMNS)
         with TemporaryDirectory(prefix="lsdflow-gpu-") as scratch:

@@ -82,7 +82,7 @@ def points(sizes: Sizes, tiny: bool) -> Iterator[Point]:
         return
     base, *others = (sizes.tiles[1], sizes.tiles[0], *sizes.tiles[2:])
     for change in ({}, {"workers": 1}, {"workers": 4}, *({"tile": tile} for tile in others)):
-        for mode in ("acrlsd", "affinities"):
+        for mode in ("affinities", "acrlsd"):
             yield replace(Point(mode, base), **change)
     for change in ({"cache_mb": 0}, {"cache_mb": 8192}, {"block": 256}, {"block": 768}, {"workers": 8}):
         yield replace(Point("acrlsd", base), **change)
