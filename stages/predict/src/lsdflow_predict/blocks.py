@@ -45,7 +45,7 @@ Network = Callable[[Tensor, Tensor | None, Sequence[str]], tuple[Tensor, Tensor]
 Finite = list[tuple[Box, Tensor]]
 
 LOG = logging.getLogger("lsdflow.predict")
-# Of 255; fp16 differs from float32 by 0.02 on average, bf16 by 0.2 to 0.4 (benchmarks/RESULTS_GPU.md).
+# Of 255; fp16 differs from float32 by 0.03 to 0.05 on average, bf16 by 0.2 to 0.4 (benchmarks/RESULTS_GPU.md).
 LARGEST_MEAN_LEVELS = 1.0
 COMPARED_VOX = 196
 
