@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -340,3 +341,13 @@ def test_a_folder_of_folders_is_told_to_name_the_container(tmp_path: Path) -> No
     (tmp_path / "a").mkdir()
     with pytest.raises(BadData, match="name the container itself"):
         open_source(tmp_path)
+
+
+def test_chunks_of_hdf5_that_do_not_exist_are_reported_with_the_fill_value_that_is_read(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("raw", (8, 8, 8), np.uint8, chunks=(4, 4, 4), fillvalue=7)[:4] = 1
+    with open_source(tmp_path / "a.h5", "raw") as source:
+        assert source.grid is not None
+        assert source.grid.fill_value == 7
+        assert len(source.missing_chunks(source.box) or ()) == 4
+        assert set(np.unique(source.read(source.box))) == {1, 7}

@@ -101,7 +101,7 @@ def _killed(command: str, code: int) -> Interrupted:
 
 @cache
 def _warn_once(text: str) -> None:
-    """Show a warning of a stage, which is asked more than once."""
+    """Log a warning of a stage once, although several of its commands may print it."""
     if text:
         LOG.warning("%s%s", WARNING, text)
 

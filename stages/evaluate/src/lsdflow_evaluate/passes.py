@@ -78,7 +78,7 @@ def trace(experiment: Experiment, config: EvaluateConfig, volumes: CountedVolume
 
 
 def read_traced(experiment: Experiment, config: EvaluateConfig, grid: Geometry) -> Skeletons:
-    """The skeletons of a file or a database. Raises BadData (65) if they do not lie in the volume of `grid`."""
+    """The skeletons of a file or a database. Raises BadData (65) if they are outside the volume of `grid`."""
     if named := config.skeletons_of_mongo:
         found = read_skeletons_of_mongo(experiment.resolve(named[1]), named[0], experiment.store.retry_s)
     else:

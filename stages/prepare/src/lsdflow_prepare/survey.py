@@ -97,6 +97,7 @@ def _survey_raw(inputs: VolumeInputs, findings: Findings, boxes: list[Box], dead
     where = inputs.raw.where
 
     def sample(box: Box) -> None:
+        """Add the raw of a box to the statistics."""
         block: NDArray[np.generic] = inputs.read_raw(box)
         statistics.add(block)
         refuse_non_finite(block, f"{where} {box}")
@@ -114,6 +115,7 @@ def _survey_labels(inputs: VolumeInputs, findings: Findings, boxes: list[Box], d
     statistics, usable, where = LabelStatistics(), 0, inputs.labels.source.where if inputs.labels else ""
 
     def sample(box: Box) -> None:
+        """Add the labels of a box to the statistics."""
         nonlocal usable
         block = inputs.read_labels(box)
         statistics.add(block.ids, block.states)

@@ -231,7 +231,8 @@ def _grid(node: h5py.Dataset) -> ChunkGrid | None:
         return None
 
     def exists(index: tuple[int, ...]) -> bool:
+        """True if the chunk at this index of the grid of chunks was written."""
         corner = tuple(i * size for i, size in zip(index, chunks, strict=True))
         return node.id.get_chunk_info_by_coord(corner).byte_offset is not None
 
-    return ChunkGrid(tuple(chunks), exists)
+    return ChunkGrid(tuple(chunks), exists, fill_value=node.fillvalue)

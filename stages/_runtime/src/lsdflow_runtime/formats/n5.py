@@ -129,6 +129,7 @@ def _refuse_small_blocks(grid: ChunkGrid, indices: Iterable[tuple[int, ...]], sh
 
 def _grid(block_size: list[int], root: str) -> ChunkGrid:
     def file(index: tuple[int, ...]) -> str:
+        """Path of the file of the block at this index of the grid of blocks."""
         return "/".join((root, *map(str, index)))
 
     return ChunkGrid(tuple(block_size), lambda index: is_file(file(index)), file)

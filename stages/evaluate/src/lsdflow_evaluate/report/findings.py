@@ -230,7 +230,7 @@ def _train_on(data: ReportData) -> Iterator[Step]:
             minutes = facts["minutes"] + left / facts["it_per_s"] / 60
             yield Step(
                 f"Train longer: all iterations of {stage} take about {duration(60 * minutes)} on this machine. The"
-                " training goes on where it stopped.",
+                " training resumes from its last checkpoint.",
                 f"lsdflow run {data.folder} --set {stage}.max_minutes={max(1.0, np.ceil(1.2 * minutes)):g}",
             )
         elif facts.get("ended_by") not in ("plateau", "overfit"):

@@ -1,4 +1,4 @@
-"""The unit of traced skeletons: positions as written become nm, if they then lie in the volume."""
+"""The unit of traced skeletons: converts positions to nm, and checks that they are inside the volume."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FITTING = 0.5
 def in_nm(read: Skeletons, unit: Unit | None, grid: Geometry, where: object) -> Skeletons:
     """Skeletons whose positions are in `unit` (None: nm, if nothing fits better), with positions in nm.
 
-    Raises BadData (65) if no node lies in the volume, and, without a unit, if half of them do in another one, too:
-    nodes in micrometres or voxels, read as nm, are all near the first voxel.
+    Raises BadData (65) if no node is inside the volume. Without a given unit, also if at least half of the nodes are
+    inside when read in another unit, because positions in micrometres or voxels, read as nm, are near the first voxel.
     """
     positions = {name: _positions_nm(read.positions_nm, name, grid) for name in ("nm", "um", "vox")}
     inside = {name: _share_inside(values, grid) for name, values in positions.items()}
