@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lsdflow_network.devices import cpu_computes_bf16
 
-PRECISIONS = ("float32", "TF32", *(("bf16", "fp16") if cpu_computes_bf16() else ()))
+PRECISIONS = ("float32", "tf32", *(("bf16", "fp16") if cpu_computes_bf16() else ()))
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks/gpu.py"
 
 
