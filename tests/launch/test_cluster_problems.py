@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,9 @@ Sinfo = Callable[..., None]
 
 @pytest.fixture
 def sinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sinfo:
-    """Put a sinfo that prints these lines on PATH."""
+    """Put a sinfo that prints these lines on PATH; a machine with a SLURM of its own looks like one without sbatch."""
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, *more: None if name == "sbatch" else which(name, *more))
     programs = tmp_path / "bin"
     programs.mkdir()
     monkeypatch.setenv("PATH", str(programs), prepend=":")

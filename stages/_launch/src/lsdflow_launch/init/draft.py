@@ -77,13 +77,13 @@ def draft_experiment(
     ConfigError (78) for a malformed override or an unknown table, key or word; and the errors of `inspect_volumes`.
     """
     layout = ExperimentLayout(start.root)
+    _refuse_experiment(layout)
     named = [path for path in (*start.train, start.volume, start.labels, start.truth) if path is not None]
     sources = [container_and_dataset(path)[0] for path in named]
     schemas = table_schemas()
     schema = experiment_schema(schemas)
     overrides: list[tuple[list[str], Any]] = []
     checks: list[Callable[[], object]] = [
-        partial(_refuse_experiment, layout),
         *(partial(_refuse_absent, path) for path in dict.fromkeys(sources)),
         partial(refuse_folder_in_volume, start.root, sources),
         partial(_refuse_wrong_numbers, start),

@@ -297,10 +297,10 @@ def _refuse_lost_pages(tiff: tifffile.TiffFile, path: Path) -> None:
 def _refuse_missing(count: int, there: int, path: Path) -> None:
     if there < count:
         raise BadData(
-            f"{count - there} planes of the TIFF are missing",
+            f"planes of the TIFF are missing: {count - there} of {count}",
             where=path,
-            wanted=f"{count} planes, by its metadata",
-            found=f"{there} planes",
+            wanted=f"planes: {count}, by its metadata",
+            found=there,
             fix="copy it again, with the files that it names; if the recording ended early: save it as a plain TIFF",
         )
 
