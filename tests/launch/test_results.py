@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -261,17 +261,29 @@ def test_clean_in_a_run_of_a_sweep_removes_links_and_nothing_of_the_other_experi
     assert not [result for result in results_of(run.layout) if not result.current]
 
 
-def test_a_training_that_writes_its_losses_now_is_not_dropped(trained: Experiment) -> None:
-    layout = trained.layout
-    losses = make_current(layout, "train-lsd", "3aaaaaaaaaaa") / "loss.csv"
-    losses.write_text("iteration\n")
-    use(layout, "train-lsd", "2")
-    (unfinished,) = [result for result in results_of(layout) if not result.finished]
-    with pytest.raises(OutputConflict, match="may be at work"):
-        drop(trained, [unfinished])
-    os.utime(losses, (0, 0))
-    drop(trained, [unfinished])
-    assert not losses.exists()
+@pytest.mark.parametrize("change", ["drop", "use"])
+def test_on_a_machine_whose_clock_is_ahead_nothing_changes_while_a_stage_or_a_chain_is_at_work_elsewhere(
+    trained: Experiment, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, real = trained.layout, time.time
+    earlier = [result for result in results_of(layout) if not result.current]
+    monkeypatch.setattr(time, "time", lambda: real() + 120)
+    locks = [layout.stage_runs("train-lsd") / "lock", layout.stage_runs("watershed") / "lock", layout.runs / "lock"]
+    for lock in locks:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.write_text(json.dumps(Holder("id", "elsewhere", 1).__dict__))
+        with pytest.raises(OutputConflict, match="work"):
+            drop(trained, earlier) if change == "drop" else use(layout, "train-lsd", "1")
+        lock.unlink()
+    assert [result for result in results_of(layout) if not result.current] == earlier
+    assert drop(trained, earlier) == earlier
+
+
+def test_clean_keeps_a_result_that_has_become_current_since_it_was_listed(trained: Experiment) -> None:
+    listed = [result for result in results_of(trained.layout) if not result.current]
+    use(trained.layout, "train-acrlsd", "1")
+    assert drop(trained, listed) == []
+    assert len(results_of(trained.layout)) == 4
 
 
 @pytest.fixture

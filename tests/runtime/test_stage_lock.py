@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from lsdflow_command import lock_file
-from lsdflow_command.lock_file import Holder, LockFile, stage_lock
+from lsdflow_command.lock_file import Holder, LockFile, folder_lock
 from lsdflow_contract.errors import Interrupted, OutputConflict
 
 ELSEWHERE = {"id": "x", "host": "elsewhere", "pid": 1, "job": ""}
@@ -32,7 +32,7 @@ def _leave_dead(folder: Path) -> None:
 def _hold(folder: str, go: float, answers: multiprocessing.Queue, done: threading.Event) -> None:
     time.sleep(max(0.0, go - time.time()))
     try:
-        with stage_lock(Path(folder)):
+        with folder_lock(Path(folder)):
             answers.put("held")
             done.wait(60)
     except OutputConflict:
@@ -59,7 +59,7 @@ def test_of_eight_that_try_at_once_one_holds_the_lock(tmp_path: Path, dead: bool
 
 def test_a_lock_of_a_live_coordinator_elsewhere_is_respected_and_named(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(json.dumps(ELSEWHERE))
-    with pytest.raises(OutputConflict, match="elsewhere") as caught, stage_lock(tmp_path):
+    with pytest.raises(OutputConflict, match="elsewhere") as caught, folder_lock(tmp_path):
         pass
     assert caught.value.exit_code == 73
     assert json.loads((tmp_path / "lock").read_text()) == ELSEWHERE
@@ -67,7 +67,7 @@ def test_a_lock_of_a_live_coordinator_elsewhere_is_respected_and_named(tmp_path:
 
 def test_a_lock_that_nobody_renewed_is_taken_over(tmp_path: Path) -> None:
     _leave_dead(tmp_path)
-    with stage_lock(tmp_path):
+    with folder_lock(tmp_path):
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
     assert list(tmp_path.iterdir()) == []
 
@@ -138,25 +138,25 @@ def _try(folder: Path, go: float, answers: multiprocessing.Queue, done: threadin
 
 def test_a_killed_process_of_this_machine_does_not_make_its_successor_wait(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from lsdflow_command.lock_file import stage_lock\n"
-        "with stage_lock(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
+        "import sys, time; from pathlib import Path; from lsdflow_command.lock_file import folder_lock\n"
+        "with folder_lock(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "held\n"
-    with pytest.raises(OutputConflict), stage_lock(tmp_path):
+    with pytest.raises(OutputConflict), folder_lock(tmp_path):
         pass
     child.send_signal(signal.SIGKILL)
     child.wait()
-    with stage_lock(tmp_path):
+    with folder_lock(tmp_path):
         pass
 
 
 def test_a_coordinator_in_another_pid_namespace_with_this_host_name_keeps_its_lock(tmp_path: Path) -> None:
     """As two containers with `docker --network host`: its process number means nothing here."""
     program = (
-        "import sys; from pathlib import Path; from lsdflow_command.lock_file import stage_lock\n"
-        "with stage_lock(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from lsdflow_command.lock_file import folder_lock\n"
+        "with folder_lock(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
     )
     words = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     command = [*words, sys.executable, "-c", program, str(tmp_path)]
@@ -167,7 +167,7 @@ def test_a_coordinator_in_another_pid_namespace_with_this_host_name_keeps_its_lo
         held = json.loads((tmp_path / "lock").read_text())
         held["pid"] = 2**22 + 1  # more than Linux gives: no process here has it
         (tmp_path / "lock").write_text(json.dumps(held))
-        with pytest.raises(OutputConflict, match=socket.gethostname()), stage_lock(tmp_path):
+        with pytest.raises(OutputConflict, match=socket.gethostname()), folder_lock(tmp_path):
             pass
         assert LockFile(tmp_path / "lock").live_holder() == Holder(**held)
         child.stdin.close()
@@ -178,10 +178,10 @@ def test_an_earlier_start_of_the_same_job_does_not_make_the_requeued_one_wait(
 ) -> None:
     (tmp_path / "lock").write_text(json.dumps({**ELSEWHERE, "job": "17 restart 0"}))
     monkeypatch.setenv("LSDFLOW_JOB", "18 restart 0")
-    with pytest.raises(OutputConflict), stage_lock(tmp_path):
+    with pytest.raises(OutputConflict), folder_lock(tmp_path):
         pass
     monkeypatch.setenv("LSDFLOW_JOB", "17 restart 1")
-    with stage_lock(tmp_path):
+    with folder_lock(tmp_path):
         pass
 
 
@@ -191,7 +191,7 @@ def test_a_coordinator_that_lost_its_lock_is_stopped_with_73(tmp_path: Path, mon
     monkeypatch.setattr(lock_file, "RENEWAL_SECONDS", 0.2)
 
     def hold() -> None:
-        with interrupt_on_signals(), stage_lock(tmp_path):
+        with interrupt_on_signals(), folder_lock(tmp_path):
             (tmp_path / "lock").write_text(json.dumps(ELSEWHERE))
             time.sleep(10)
 
@@ -203,13 +203,13 @@ def test_a_coordinator_that_lost_its_lock_is_stopped_with_73(tmp_path: Path, mon
 
 
 def test_a_signal_while_the_lock_is_held_stays_an_interruption(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted, match="stopped"), stage_lock(tmp_path):
+    with pytest.raises(Interrupted, match="stopped"), folder_lock(tmp_path):
         raise Interrupted("stopped")
 
 
 def test_the_lock_is_renewed_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_file, "RENEWAL_SECONDS", 0.1)
-    with stage_lock(tmp_path):
+    with folder_lock(tmp_path):
         os.utime(tmp_path / "lock", (1, 1))
         time.sleep(1)
         assert (tmp_path / "lock").stat().st_mtime > 1

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from lsdflow_command.lock_file import Holder, stage_lock
+from lsdflow_command.experiment_lock import stage_lock
+from lsdflow_command.lock_file import Holder
 from lsdflow_contract.errors import Interrupted, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_launch.sweep.cli import chosen_runs
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, write_folders
-from lsdflow_launch.sweep.result import AtWorkElsewhere, claim_of, claimed, result_of
+from lsdflow_launch.sweep.result import AtWorkElsewhere, claimed, result_of, worker_of
 from lsdflow_launch.sweep.run import SweepRunner, exit_code_of
 
 from .conftest import FakeStages
@@ -120,7 +121,7 @@ def test_a_run_that_was_killed_is_failed_unless_a_process_is_computing_it(sweep:
     assert "killed" in killed.error["what"]
     with claimed(second.path.parent):
         assert result_of(sweep, sweep.plan.runs[1]) is None
-    with stage_lock(second.layout.stage_runs("segment")):
+    with stage_lock(second.layout, "segment"):
         assert result_of(sweep, sweep.plan.runs[1]) is None
 
 
@@ -187,11 +188,11 @@ def test_two_processes_with_the_same_part_make_every_stage_once(sweep: SweepFold
     calls = log.read_text().splitlines()
     assert len(calls) == len(set(calls)) == 3 + 4 + 8
     assert {result.status for result in results(sweep)} == {"done"}
-    assert not list(sweep.root.rglob("claim"))
+    assert not list(sweep.root.rglob("lock"))
 
 
 def _claim(folder: Path, holder: Holder) -> Path:
-    path = folder / "runs" / "sweep" / "claim"
+    path = folder / "runs" / "lock"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(vars(holder)))
     return path
@@ -202,10 +203,10 @@ def test_the_claim_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> No
         gone.wait()
     here = Holder.this_process()
     _claim(tmp_path, Holder("t", here.host, gone.pid, namespace=here.namespace))
-    assert claim_of(tmp_path).live_holder() is None
+    assert worker_of(tmp_path) is None
     with claimed(tmp_path):
-        assert claim_of(tmp_path).live_holder() is not None
-    assert claim_of(tmp_path).live_holder() is None
+        assert worker_of(tmp_path) is not None
+    assert worker_of(tmp_path) is None
 
 
 def test_the_claim_of_another_machine_holds_until_it_is_not_renewed_for_a_minute(tmp_path: Path) -> None:

@@ -35,11 +35,12 @@ from lsdflow_command.completion import experiment_folders, settings
 from lsdflow_command.console import error_text, form_log_lines, start_logging
 from lsdflow_command.interruption import end_if_asked, interrupt_on_signals, unwrapped_interrupts
 from lsdflow_command.monitoring import monitored
+from lsdflow_command.processes import end_with_launcher
 from lsdflow_command.runfolder import run_folder
 from lsdflow_command.stage import Stage, load_stage
 from lsdflow_contract.errors import ConfigError, Interrupted, StageError, UsageError, unexpected
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.manifest import read_manifest, require_results_of_chain
 from lsdflow_contract.model import StrictModel
 
 LOG = logging.getLogger("lsdflow")
@@ -171,6 +172,7 @@ def _version_callback(stage: StageCommand) -> Callable[..., None]:
     def callback(show: bool = option) -> None:
         """Prepare the code cache and the log before the verb runs."""
         del show
+        end_with_launcher()
         use_own_code_cache()
         start_logging()
 
@@ -203,6 +205,7 @@ def _begun(stage: StageCommand, experiment: Experiment) -> Iterator[Stage]:
         run.enter_context(run_folder(stage.name, experiment, config.model_dump(mode="json")))
         run.enter_context(monitored(stage.name, experiment))
         run.enter_context(unwrapped_interrupts())
+        require_results_of_chain(experiment.layout)
         loaded = stage.load()
         end_if_asked()
         yield loaded

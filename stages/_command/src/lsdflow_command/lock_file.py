@@ -11,8 +11,7 @@
 A lock is stale immediately if its process ran in our PID namespace and has ended, or if an earlier start of our job
 holds it.
 
-`stage_lock`: one coordinator per stage at a time, which avoids computing blocks twice. It is not needed for correct
-results: two coordinators of one key would write the same bits, and two of different keys write to different folders.
+`experiment_lock.py` says which locks an experiment has.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from pathlib import Path
 
 from lsdflow_command.processes import has_ended, pid_namespace
 from lsdflow_contract.errors import OutputConflict
-from lsdflow_contract.files import storage_errors
+from lsdflow_contract.files import server_time, storage_errors
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import JOB_VARIABLE
 
@@ -85,16 +84,17 @@ class LockFile:
             return None
 
     def live_holder(self) -> Holder | None:
-        """The holder of the lock if it still runs, by the clock of this machine. Writes nothing."""
+        """The holder of the lock if it still runs. The lock is not changed."""
         with contextlib.suppress(OSError):
-            if time.time() - self.path.stat().st_mtime < EXPIRY_SECONDS:
-                found = self.holder()
-                return None if found is None or found.has_ended() else found
+            now = server_time(self.path.parent)  # a new file there also makes an NFS client look for the lock again
+            found, renewed = self.holder(), self.path.stat().st_mtime
+            if found is not None and not found.has_ended() and now - renewed < EXPIRY_SECONDS:
+                return found
         return None
 
     @contextlib.contextmanager
-    def held(self, refusal: Refusal, lost: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock within the `with` block, and renew it from a thread.
+    def held(self, refusal: Refusal, lost: Callable[[], None]) -> Iterator[Holder]:
+        """Hold the lock within the `with` block, and renew it from a thread; yields the holder.
 
         That thread calls `lost` once if another process takes over the lock. Raises the errors of `acquire`.
         """
@@ -116,7 +116,7 @@ class LockFile:
         renewing = threading.Thread(target=renew, daemon=True)
         renewing.start()
         try:
-            yield
+            yield holder
         finally:
             # From here on `lost` is not called, because it would hide the error that ended the block.
             with ending:
@@ -170,23 +170,14 @@ class LockFile:
 
 
 @contextlib.contextmanager
-def stage_lock(folder: Path, refusal: str = STAGE_IS_RUNNING) -> Iterator[None]:
-    """Hold the lock file in `folder` within the `with` block.
+def folder_lock(folder: Path, refusal: str = STAGE_IS_RUNNING) -> Iterator[Holder]:
+    """Hold the lock file in `folder` within the `with` block; yields the holder.
 
     Raises OutputConflict (73) with the message `refusal` if another process holds the lock, or takes over meanwhile, in
     which case this process gets SIGTERM.
     """
     file, lost = LockFile(folder / "lock"), threading.Event()
-
-    def refused(found: Holder | None, age_s: float | None = None) -> OutputConflict:
-        """The error for a lock that `found` holds; age_s: seconds since its last sign of life."""
-        who = "another process" if found is None else f"{found.host}, process {found.pid} {found.job}".strip()
-        return OutputConflict(
-            refusal,
-            where=file.path,
-            found=who if age_s is None else f"{who}; last sign of life {age_s:.0f} s ago",
-            fix=f"wait until it ends; if it is dead, run again {EXPIRY_SECONDS:.0f} s after its last sign of life",
-        )
+    refused = functools.partial(refusal_of, file, refusal)
 
     def stop() -> None:
         """Note that the lock is lost, and end the work of this process by SIGTERM."""
@@ -195,12 +186,25 @@ def stage_lock(folder: Path, refusal: str = STAGE_IS_RUNNING) -> Iterator[None]:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     try:
-        with file.held(refused, stop):
-            yield
+        with file.held(refused, stop) as holder:
+            yield holder
     except BaseException as error:
         if lost.is_set():
             raise refused(file.holder()) from error
         raise
+    if lost.is_set():
+        raise refused(file.holder())
+
+
+def refusal_of(file: LockFile, text: str, found: Holder | None, age_s: float | None = None) -> OutputConflict:
+    """The error with the message `text` for a lock that `found` holds; age_s: seconds since its last sign of life."""
+    who = "another process" if found is None else f"{found.host}, process {found.pid} {found.job}".strip()
+    return OutputConflict(
+        text,
+        where=file.path,
+        found=who if age_s is None else f"{who}; last sign of life {age_s:.0f} s ago",
+        fix=f"wait until it ends; if it is dead, run again {EXPIRY_SECONDS:.0f} s after its last sign of life",
+    )
 
 
 def _age_s(own: Path, other: Path) -> float:

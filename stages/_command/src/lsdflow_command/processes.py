@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from lsdflow_contract.files import storage_errors
 
 LOG = logging.getLogger("lsdflow")
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+# Set for a process whose standard input is a pipe that its launcher never writes to.
+LAUNCHER_VARIABLE = "LSDFLOW_LAUNCHER"
 
 
 def pid_namespace() -> str:
@@ -47,6 +50,9 @@ def has_ended(host: str, pid: int, namespace: str | None = None) -> bool:
         return True
     except PermissionError:
         return False
+    with contextlib.suppress(OSError):  # an ended process keeps its number until its parent asks for its exit code
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+        return state in "ZX"
     return False
 
 
@@ -60,6 +66,36 @@ def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         os.kill(os.getpid(), number)
+
+
+def end_with_launcher() -> None:
+    """Let this process end at once when the one that started it with `tied_to_this_process` ends, however it ends.
+
+    Unlike `end_with_parent`, this also reaches a process in a container.
+    """
+    if os.environ.pop(LAUNCHER_VARIABLE, ""):
+
+        def wait() -> None:
+            """Read the pipe until its other end is closed."""
+            while os.read(0, 1):
+                pass
+            os._exit(128 + signal.SIGKILL)  # also ends the first process of a container, which ignores SIGKILL
+
+        threading.Thread(target=wait, name="launcher", daemon=True).start()
+
+
+@contextmanager
+def tied_to_this_process() -> Iterator[int]:
+    """The standard input for a process that is to end with this one: a pipe that closes when this process ends.
+
+    The process must have the variable LAUNCHER_VARIABLE in its environment and call `end_with_launcher`.
+    """
+    its_end, our_end = os.pipe()  # children do not inherit them
+    try:
+        yield its_end
+    finally:
+        os.close(its_end)
+        os.close(our_end)
 
 
 @contextmanager

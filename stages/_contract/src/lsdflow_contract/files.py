@@ -6,6 +6,8 @@ import contextlib
 import errno
 import json
 import os
+import tempfile
+import time
 import tomllib
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -83,6 +85,17 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         finally:
             partial.unlink(missing_ok=True)
         fsync_folder(path.parent)
+
+
+def server_time(folder: Path) -> float:
+    """Seconds since 1970 by the clock of the file server that holds `folder`, which dates all files there.
+
+    It is read from a file that is made for it; if none can be made, the result is the time of this machine.
+    """
+    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(prefix=".clock.", dir=folder) as file:
+        os.utime(file.name)  # by the server; a new file may have the time of this machine
+        return Path(file.name).stat().st_mtime
+    return time.time()
 
 
 def fsync_folder(folder: Path) -> None:

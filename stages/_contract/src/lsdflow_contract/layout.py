@@ -111,6 +111,11 @@ class ExperimentLayout:
         """The metrics of running stages for Prometheus, one file per process."""
         return self.root / "metrics"
 
+    @property
+    def runs(self) -> Path:
+        """What ran: a folder for each stage, submissions, and the lock of the command that runs several stages."""
+        return self.root / "runs"
+
     def stage_runs(self, stage: str) -> Path:
-        """All runs of a stage: resolved config, logs."""
-        return self.root / "runs" / stage
+        """All runs of a stage: resolved config, logs, and the lock of the one that runs."""
+        return self.runs / stage

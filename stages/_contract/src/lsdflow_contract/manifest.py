@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError
 
 from lsdflow_contract import CONTRACT_VERSION, KEY_MAJOR, READ_MAJORS
-from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
+from lsdflow_contract.chain_link import ChainLink
+from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, OutputConflict
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.model import StrictModel
@@ -109,9 +110,28 @@ def read_manifest(layout: ExperimentLayout, stage: str) -> Manifest:
     """The manifest of a finished stage.
 
     Raises MissingInput if the stage has not finished, ContractMismatch for another contract major, BadData if the
-    manifest is damaged or was changed.
+    manifest is damaged or was changed, OutputConflict (73) if the chain that called this process made another result.
     """
-    return _read(layout.manifest(stage), stage)
+    found = _read(layout.manifest(stage), stage)
+    wanted = ChainLink.of_caller(layout.root).results.get(stage, found.identity)
+    if found.identity == wanted:
+        return found
+    kept = (m for m in finished_manifests(layout, stage).values() if m.identity == wanted)
+    earlier = next(kept, None)
+    changed = "" if earlier is None else differences(earlier, found.config, found.inputs)
+    raise OutputConflict(
+        f"the current result of {stage} is not the one that this run began with",
+        where=layout.manifest(stage),
+        wanted=f"result {wanted[:12] if earlier is None else earlier.key[:8]} of {stage}",
+        found=f"result {found.key[:8]}: {changed or 'another result of the same settings'}",
+        fix="another run, or `lsdflow use`, changed it meanwhile: let that end, then run the same command again",
+    )
+
+
+def require_results_of_chain(layout: ExperimentLayout) -> None:
+    """Raise OutputConflict (73) if a result that the calling chain gave as input is no longer the current one."""
+    for stage in ChainLink.of_caller(layout.root).results:
+        read_manifest(layout, stage)
 
 
 def read_manifest_file(path: Path) -> Manifest:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from lsdflow_contract.chain_link import ChainLink
 from lsdflow_contract.errors import Interrupted, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, stages_of_mode
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.commands import PASSED_ON, Call, run_stage
 
 LOG = logging.getLogger("lsdflow.run")
@@ -35,8 +39,16 @@ class Chain:
 
         Returns ("", 0) if none fails.
         """
+        layout, results = self.experiment.layout, dict[str, str]()
+        for stage in STAGES:
+            results |= _identity(layout, stage)
         for stage in self.stages:
-            if code := self._call(stage):
+            # What another command makes current meanwhile is not read (see read_manifest).
+            earlier = {name: results[name] for name in STAGES[: STAGES.index(stage)] if name in results}
+            with replace(ChainLink.of_caller(layout.root), results=earlier).told():
+                code = self._call(stage)
+            results |= _identity(layout, stage)
+            if code:
                 LOG.error("%s ended with exit code %d", stage, code)
                 if stage != LAST and code not in STOPPED:
                     self._report()
@@ -58,6 +70,14 @@ class Chain:
             LOG.error("no report: %s", error.message())
 
 
+def _identity(layout: ExperimentLayout, stage: str) -> dict[str, str]:
+    """Return the identity of the current result of a stage by its name; {} without a readable one."""
+    try:
+        return {stage: read_manifest(layout, stage).identity}
+    except StageError:
+        return {}
+
+
 def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) -> tuple[str, ...]:
     """Return the stages from `first` to `last` that the experiment needs; a training that is named is one of them.
 
@@ -73,6 +93,21 @@ def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) 
     # A training that is named is run although its network is given.
     wanted = {*experiment.stages, first, last} & {*stages_of_mode(experiment.common.mode)}
     return tuple(stage for stage in STAGES[begin : end + 1] if stage in wanted)
+
+
+def first_stage(experiment: Experiment, first: str) -> str:
+    """Return the stage to begin at: `first`, or an earlier one whose settings --set changes.
+
+    Without this, the stages from `first` on would take a current result that was made with other settings. If it was
+    made with these, its stage has nothing to do.
+    """
+    changed = {override.partition("=")[0].strip() for override in experiment.overrides}
+    tables = {key.partition(".")[0] for key in changed}
+    tables |= set(TRAININGS) if changed & {"experiment.mode", "experiment.profile", "experiment.seed"} else set()
+    begin = next(stage for stage in stages_of(experiment, last=first) if stage in {*tables, first})
+    if begin != first:
+        LOG.warning("beginning at %s instead of %s, because --set changes its settings", begin, first)
+    return begin
 
 
 def stage_arguments(verb: str, experiment: Experiment) -> Sequence[str]:

@@ -31,6 +31,7 @@ from types import FrameType
 from typing import Any
 
 from lsdflow_command.interruption import heard
+from lsdflow_command.processes import LAUNCHER_VARIABLE, tied_to_this_process
 from lsdflow_contract.errors import InternalError, Interrupted, MissingInput, StageError, fix_of
 
 LOG = logging.getLogger("lsdflow.run")
@@ -149,12 +150,14 @@ def run_command(command: Sequence[str]) -> int:
 
 
 def _run(command: Sequence[str], stdout: int | None = None) -> tuple[int, bytes]:
-    """Run a command. Returns its exit code and, if stdout is subprocess.PIPE, what it wrote there."""
-    try:
-        started = subprocess.Popen(command, stdout=stdout)
-    except OSError as error:
-        raise _not_started(Path(command[0]), error) from error
-    with started as child, ExitStack() as waiting:
+    """Run a command, which ends with this process. Returns its exit code and, for subprocess.PIPE, its output."""
+    with ExitStack() as waiting:
+        try:
+            stdin, environment = waiting.enter_context(tied_to_this_process()), os.environ | {LAUNCHER_VARIABLE: "1"}
+            started = subprocess.Popen(command, stdin=stdin, stdout=stdout, env=environment)
+        except OSError as error:
+            raise _not_started(Path(command[0]), error) from error
+        child = waiting.enter_context(started)
 
         def pass_on(number: int, _frame: FrameType | None) -> None:
             """Forward a signal to the command, and give it time to end."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import typer
 
 from lsdflow_command.app import exit_codes
+from lsdflow_command.experiment_lock import experiment_lock
 from lsdflow_contract.errors import BadData, BlocksFailed, MissingInput, StoreUnreachable
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.failed_blocks import FAILED_BLOCKS
@@ -101,10 +103,12 @@ def _report(verb: str, folder: Path, override: list[str] | None, *, as_json: boo
     """Print the table (or JSON) and return the first exit code that is not 0."""
     with exit_codes(debug, as_json):
         checked = []
-        for found in check_stages(load_experiment(folder, override or []), verb):
-            checked.append(found)
-            if found.exit_code and not as_json:
-                typer.echo(error_of(found.answer).message(), err=True)
+        experiment = load_experiment(folder, override or [])
+        with experiment_lock(experiment.layout) if verb == "repair" else nullcontext():
+            for found in check_stages(experiment, verb):
+                checked.append(found)
+                if found.exit_code and not as_json:
+                    typer.echo(error_of(found.answer).message(), err=True)
     code = next((found.exit_code for found in checked if found.exit_code), 0)
     if as_json:
         answers = {found.stage: found.answer for found in checked}

@@ -19,6 +19,7 @@ from pathlib import Path
 import typer
 
 from lsdflow_command.app import exit_codes
+from lsdflow_command.experiment_lock import experiment_lock
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import STAGES, load_experiment
@@ -28,7 +29,6 @@ from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.trainings import TRAININGS, current_training, move_to_results
 from lsdflow_launch.options import Debug, Folder, Json
 from lsdflow_launch.output import print_answer
-from lsdflow_launch.results import require_idle
 
 
 def migrate(layout: ExperimentLayout) -> dict[str, str]:
@@ -36,8 +36,11 @@ def migrate(layout: ExperimentLayout) -> dict[str, str]:
 
     Raises OutputConflict (73), before anything is moved, if a stage runs; MissingInput (66) if a container is missing.
     """
-    for stage in STAGES:
-        require_idle(layout, stage)
+    with experiment_lock(layout):
+        return _migrated(layout)
+
+
+def _migrated(layout: ExperimentLayout) -> dict[str, str]:
     moved: dict[str, str] = {}
     for stage in TRAININGS:
         before = current_training(layout, stage)

@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from lsdflow_command.app import exit_codes
+from lsdflow_command.processes import LAUNCHER_VARIABLE, tied_to_this_process
 from lsdflow_contract.citations import REFERENCES, SOFTWARE, bibtex
 from lsdflow_contract.errors import Interrupted, StageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
@@ -100,7 +101,11 @@ class _Refresher:
         """Write the report in a subprocess; False, with a log message, if it cannot be written."""
         try:
             command = [str(stage_command(WRITER)), *arguments]
-            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+            environment, nowhere = os.environ | {LAUNCHER_VARIABLE: "1"}, subprocess.DEVNULL
+            with (
+                tied_to_this_process() as stdin,
+                subprocess.Popen(command, stdin=stdin, stdout=nowhere, stderr=nowhere, env=environment) as child,
+            ):
                 with contextlib.suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
                 try:

@@ -24,8 +24,8 @@ from typing import Annotated, Any
 import typer
 
 from lsdflow_command.app import exit_codes
-from lsdflow_command.lock_file import LockFile
-from lsdflow_contract.errors import MissingInput, OutputConflict, StageError, UsageError
+from lsdflow_command.experiment_lock import experiment_lock
+from lsdflow_contract.errors import MissingInput, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
@@ -46,10 +46,6 @@ from lsdflow_launch.options import Debug, Folder, Json
 from lsdflow_launch.output import duration, print_answer, size
 from lsdflow_launch.planning.resources import disk_use
 
-# A training that has not written a loss for this time is no longer running.
-TRAINING_SECONDS = 600.0
-# The lock file of a program of contract 1, which may still be running.
-NAME_OF_OLD_LOCKS = "lease"
 HEADING = f"{'stage':<12} {'key':<8}  {'state':<10} {'size':>9}  {'last change':>12}  arrays and different settings"
 Key = Annotated[str, typer.Argument(help="key of the result, or its beginning: lsdflow results lists them")]
 
@@ -151,7 +147,7 @@ def use(layout: ExperimentLayout, stage: str, key: str) -> Manifest:
 
     With an affinity network, the LSD network that it was trained with also becomes current.
     Raises MissingInput (66) if there is none or it is not finished, UsageError (2) for an unknown stage or if several
-    match.
+    match, OutputConflict (73) if another process works on the experiment.
     """
     if stage not in STAGES:
         raise UsageError(f"no stage {stage!r}", wanted=", ".join(STAGES), fix=did_you_mean(stage, STAGES))
@@ -166,13 +162,14 @@ def use(layout: ExperimentLayout, stage: str, key: str) -> Manifest:
             found=", ".join(r.key for r in results_of(layout) if r.stage == stage) or "none",
             fix=f"lsdflow results {layout.root}",
         )
-    manifest = read_kept_manifest(layout, stage, found[0].key)
-    if stage in TRAININGS:
-        make_current(layout, stage, manifest.key)
-        if stage == "train-acrlsd" and (lsd := _lsd_training(layout)):
-            make_current(layout, "train-lsd", read_kept_manifest(layout, "train-lsd", lsd).key)
-    else:
-        manifest.write(layout, stage)
+    with experiment_lock(layout):
+        manifest = read_kept_manifest(layout, stage, found[0].key)
+        if stage in TRAININGS:
+            make_current(layout, stage, manifest.key)
+            if stage == "train-acrlsd" and (lsd := _lsd_training(layout)):
+                make_current(layout, "train-lsd", read_kept_manifest(layout, "train-lsd", lsd).key)
+        else:
+            manifest.write(layout, stage)
     return manifest
 
 
@@ -187,17 +184,24 @@ def _lsd_training(layout: ExperimentLayout) -> str:
     return ""
 
 
-def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
-    """Remove results. OutputConflict (73), before anything is removed, if a stage of one of them is running."""
+def drop(experiment: Experiment, chosen: Sequence[Result]) -> list[Result]:
+    """Remove results, except those that have become current; returns those that it removed.
+
+    Raises OutputConflict (73), before anything is removed, if another process works on the experiment.
+    """
+    with experiment_lock(experiment.layout):
+        current = {(found.stage, found.key) for found in results_of(experiment.layout) if found.current}
+        dropped = [result for result in chosen if (result.stage, result.key) not in current]
+        _drop(experiment, dropped)
+    return dropped
+
+
+def _drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
     layout = experiment.layout
     keys: dict[str, list[str]] = {}
     for result in dropped:
         keys.setdefault(result.stage, []).append(result.key)
-    for stage in keys:
-        require_idle(layout, stage)
     tables = [folder for stage in keys for folder in _tables(layout, stage, keys[stage])]
-    for result in dropped:
-        _require_no_training(layout, result)
     for result in dropped:
         folder = layout.result(result.stage, result.key)
         with storage_errors(folder):
@@ -228,30 +232,6 @@ def _drop_rows(experiment: Experiment, stage: str, keys: Sequence[str]) -> None:
     answer = ask_stage(stage, [*stage_arguments("drop-rows", experiment), *keys])
     if "exit_code" in answer:
         raise error_of(answer)
-
-
-def require_idle(layout: ExperimentLayout, stage: str) -> None:
-    """Raise OutputConflict (73) if a stage holds its lock file."""
-    runs = layout.stage_runs(stage)
-    holder = LockFile(runs / "lock").live_holder() or LockFile(runs / NAME_OF_OLD_LOCKS).live_holder()
-    if holder is not None:
-        raise OutputConflict(
-            f"{stage} is at work", where=layout.results / stage, found=holder.host, fix="wait for its end"
-        )
-
-
-def _require_no_training(layout: ExperimentLayout, result: Result) -> None:
-    """Raise OutputConflict (73) if an unfinished training has written its losses in the last minutes."""
-    losses = layout.result(result.stage, result.key) / "loss.csv"
-    with suppress(FileNotFoundError):
-        age_s = time.time() - losses.stat().st_mtime
-        if not result.finished and age_s < TRAINING_SECONDS:
-            raise OutputConflict(
-                f"{result.stage} may be at work on this result",
-                where=losses,
-                found=f"written {duration(max(age_s, 0))} ago",
-                fix=f"wait until it ends, or for {duration(TRAINING_SECONDS)}",
-            )
 
 
 def add_result_verbs(app: typer.Typer) -> None:
@@ -303,13 +283,10 @@ def add_result_verbs(app: typer.Typer) -> None:
             for line in (result.line(time.time()) for result in dropped):
                 typer.echo(line, err=True)
             total = sum(result.size_bytes for result in dropped)
-            if dropped and (yes or _confirmed(f"drop {_count(dropped)} ({size(total)})?")):
-                drop(experiment, dropped)
-            else:
-                dropped = []
-            print_answer(
-                {**_facts_of(dropped), "bytes": total if dropped else 0}, f"{_count(dropped)} dropped", as_json
-            )
+            confirmed = dropped and (yes or _confirmed(f"drop {_count(dropped)} ({size(total)})?"))
+            dropped = drop(experiment, dropped) if confirmed else []
+            total = sum(result.size_bytes for result in dropped)
+            print_answer({**_facts_of(dropped), "bytes": total}, f"{_count(dropped)} dropped", as_json)
 
 
 def _confirmed(question: str) -> bool:

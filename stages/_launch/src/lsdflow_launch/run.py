@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +17,19 @@ import typer
 
 from lsdflow_command.app import OldReplaceOption, exit_codes
 from lsdflow_command.completion import one_of
-from lsdflow_contract.errors import BlocksFailed, ConfigError, Interrupted, StageError, StorageFailure, UsageError
+from lsdflow_command.experiment_lock import experiment_lock, require_idle, require_no_chain
+from lsdflow_contract.errors import (
+    BlocksFailed,
+    ConfigError,
+    Interrupted,
+    MissingInput,
+    StageError,
+    StorageFailure,
+    StoreUnreachable,
+    UsageError,
+)
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_experiment
-from lsdflow_launch.chain import LAST, Chain, stages_of
+from lsdflow_launch.chain import LAST, Chain, first_stage, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.container import ContainerOptions, Containers, choose_ask
 from lsdflow_launch.init.template import require_known_keys
@@ -39,6 +50,7 @@ from lsdflow_launch.output import next_line, print_answer, print_scores, result_
 from lsdflow_launch.preflight import EXPERIMENT, Scope, print_problems, problems_of
 from lsdflow_launch.report import refreshed_report
 from lsdflow_launch.slurm.follow import run_on_slurm
+from lsdflow_launch.slurm.jobs import refuse_if_queued
 from lsdflow_launch.slurm.table import cluster_of
 from lsdflow_launch.status import outcome_of, progress_of
 
@@ -56,7 +68,8 @@ FIRST_STEPS = (
 def run_on(backend: str, experiment: Experiment, first: str, last: str, options: ContainerOptions) -> int:
     """Run the stages `first` to `last` on a backend. Returns the exit code of the first that failed, else 0.
 
-    Raises UsageError (2) for an unknown backend or stage; and the errors of Containers.check before anything runs.
+    Raises UsageError (2) for an unknown backend or stage, OutputConflict (73) if another command works on the
+    experiment; and the errors of Containers.check before anything runs.
     """
     if backend not in BACKENDS:
         raise UsageError(
@@ -66,11 +79,12 @@ def run_on(backend: str, experiment: Experiment, first: str, last: str, options:
     with refreshed_report(experiment):
         if backend == "slurm":
             return _follow_on_slurm(experiment, first, last)
-        if backend == "local":
-            return Chain(experiment, stages).run()
-        containers = Containers(experiment, options.engine, options.sifs, options.network)
-        containers.check(stages)
-        return Chain(experiment, stages, caller=containers).run()
+        with experiment_lock(experiment.layout):
+            if backend == "local":
+                return Chain(experiment, stages).run()
+            containers = Containers(experiment, options.engine, options.sifs, options.network)
+            containers.check(stages)
+            return Chain(experiment, stages, caller=containers).run()
 
 
 def _follow_on_slurm(experiment: Experiment, first: str, last: str) -> int:
@@ -195,6 +209,9 @@ def add_run_verb(app: typer.Typer) -> None:
             experiment = load_experiment(folder, override or [])
             if backend == "local":
                 require_known_keys(experiment)
+            _require_alone(experiment, backend)
+            stages_of(experiment, first, last)  # refuses unknown stages, and the wrong order
+            first = first_stage(experiment, first)
             stages = stages_of(experiment, first, last)
             containers = ContainerOptions(engine, images, network)
             with stdout_for_json(as_json):
@@ -214,6 +231,16 @@ def add_run_verb(app: typer.Typer) -> None:
             print_scores(experiment.layout, scored=scored)
             print_answer({}, next_line("\n      ".join(steps)), as_json=False)
         raise typer.Exit(code)
+
+
+def _require_alone(experiment: Experiment, backend: str) -> None:
+    """Raise OutputConflict (73) if other commands or jobs work on the experiment; jobs of `slurm` may be followed."""
+    if backend == "slurm":
+        require_no_chain(experiment.layout)
+        return
+    require_idle(experiment.layout)
+    with suppress(MissingInput, StoreUnreachable):  # no SLURM here
+        refuse_if_queued(experiment)
 
 
 def _first_problem(experiment: Experiment, stages: Sequence[str], backend: str) -> Ending:

@@ -7,12 +7,13 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lsdflow_command.experiment_lock import stage_lock
 from lsdflow_command.monitoring import hand_over
 from lsdflow_contract.checkpoint import (
     WEIGHTS,
@@ -45,7 +46,7 @@ from lsdflow_training.data.volumes import (
     source_problems,
 )
 from lsdflow_training.mlflow_log import mlflow_problems
-from lsdflow_training.processes.ranks import ranks_of_environment
+from lsdflow_training.processes.ranks import Ranks, ranks_of_environment
 from lsdflow_training.resolve import resolve_settings
 from lsdflow_training.schedule import limit_reached
 from lsdflow_training.settings import TrainingSettings, training_parameters
@@ -147,7 +148,20 @@ def run_training(training: Training, lsd: Any = None) -> None:
     if training.config.backend == "tensorflow":
         _train_with_tensorflow(training, lsd)
         return
-    ranks, distribution = ranks_of_environment(os.environ), settings.distribution
+    ranks = ranks_of_environment(os.environ)
+    # Processes that this command starts on this node train under its lock.
+    with _lock_of_stage(training, holds=ranks.rank == 0 and not ranks.started_locally):
+        _train_with_torch(training, lsd, ranks)
+
+
+def _lock_of_stage(training: Training, holds: bool) -> AbstractContextManager[None]:
+    """The lock of the stage, which the one process of a training `holds` that writes its results."""
+    return stage_lock(training.experiment.layout, training.settings.stage) if holds else nullcontext()
+
+
+def _train_with_torch(training: Training, lsd: Any, ranks: Ranks) -> None:
+    settings = training.settings
+    distribution = settings.distribution
     if distribution.processes > 1:
         from lsdflow_training.processes.launch import run_local_processes
 
@@ -179,12 +193,13 @@ def tensorflow_backend() -> ModuleType:
 def _train_with_tensorflow(training: Training, lsd: Any) -> None:
     backend = tensorflow_backend()
     shared, writes = backend.share_among_cluster(training)
-    if writes:
-        _report_other_settings(shared)
-        make_current(shared.experiment.layout, shared.settings.stage, shared.key)
-    result = backend.train(shared.settings, shared.sources, shared.folder, shared.key, lsd)
-    if result.best is not None:
-        _write_manifest(shared, result, result.best)
+    with _lock_of_stage(shared, holds=writes):
+        if writes:
+            _report_other_settings(shared)
+            make_current(shared.experiment.layout, shared.settings.stage, shared.key)
+        result = backend.train(shared.settings, shared.sources, shared.folder, shared.key, lsd)
+        if result.best is not None:
+            _write_manifest(shared, result, result.best)
 
 
 def _report_other_settings(training: Training) -> None:

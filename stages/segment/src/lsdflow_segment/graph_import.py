@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.lock_file import stage_lock
+from lsdflow_command.experiment_lock import stage_lock
 from lsdflow_command.progress import Progress
 from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import BadData, MissingInput, OutputConflict, StageError
@@ -70,7 +70,7 @@ def import_graph(experiment: Experiment, options: ImportOptions) -> None:
     importer = GraphImporter(experiment.layout, open_store(experiment), graph, edges, fragments, options.cut_out)
     with ExitStack() as locks:
         for stage in (*importer.keys, STAGE):
-            locks.enter_context(stage_lock(experiment.layout.stage_runs(stage)))
+            locks.enter_context(stage_lock(experiment.layout, stage))
         if importer.is_finished() and not options.replace:
             LOG.info("this graph is imported already; --replace reads it again")
             return

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.console import LOUDNESS_VARIABLE, NORMAL, loudness
+from lsdflow_command.processes import LAUNCHER_VARIABLE, tied_to_this_process
 from lsdflow_contract import CONTRACT_VERSION, READ_MAJORS
+from lsdflow_contract.chain_link import CHAIN_VARIABLE
 from lsdflow_contract.errors import ContractMismatch, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import DIGEST_VARIABLE
@@ -87,8 +89,9 @@ class Containers:
         return self._images[stage]
 
     def command(self, stage: str, arguments: Sequence[str]) -> list[str]:
-        """Return the command line that runs a stage in its container."""
+        """Return the command line that runs a stage in its container; start it with `tied_to_this_process`."""
         environment = {DIGEST_VARIABLE: self.image(stage).digest}
+        environment |= {LAUNCHER_VARIABLE: "1", CHAIN_VARIABLE: os.environ.get(CHAIN_VARIABLE, "")}
         if loudness() != NORMAL:
             environment[LOUDNESS_VARIABLE] = loudness()
         uri_file = uri_file_of(self.experiment)
@@ -166,7 +169,9 @@ def choose_ask(experiment: Experiment) -> Ask:
 
 
 def _ask_container(containers: Containers, stage: str, arguments: Sequence[str]) -> Any:
-    done = subprocess.run(containers.command(stage, arguments), capture_output=True, text=True, check=False)
+    command = containers.command(stage, arguments)
+    with tied_to_this_process() as stdin:
+        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=False)
     try:
         return json.loads(done.stdout)
     except json.JSONDecodeError as error:

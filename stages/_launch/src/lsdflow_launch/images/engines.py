@@ -184,7 +184,7 @@ class DockerLike:
         """Run the checked image by its id, without privileges; only the mounts of the host are visible."""
         del stage
         return [
-            *(self.program, "run", "--rm", "--pull=never", "--name", call.name),
+            *(self.program, "run", "--rm", "--interactive", "--pull=never", "--name", call.name),
             *(["--init"] if self.program == "docker" else []),
             *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
             *(f"--user={os.getuid()}:{os.getgid()}", *self._user_namespace(), f"--network={call.network}"),

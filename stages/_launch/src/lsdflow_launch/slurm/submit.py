@@ -21,9 +21,10 @@ import typer
 
 from lsdflow_command.app import OldReplaceOption, exit_codes
 from lsdflow_command.completion import one_of
+from lsdflow_command.experiment_lock import require_idle
 from lsdflow_contract.errors import ConfigError, MissingInput, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
-from lsdflow_launch.chain import BLOCK_STAGES, stages_of
+from lsdflow_launch.chain import BLOCK_STAGES, first_stage, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.images.engines import mounts_of, uri_file_of
@@ -113,6 +114,8 @@ def submit_chain(experiment: Experiment, first: str, last: str, *, dry_run: bool
 
     Raises UsageError (2) for an unknown stage, MissingInput (66) without wrappers or sbatch, ConfigError (78).
     """
+    if not dry_run:
+        require_idle(experiment.layout)
     settings = settings_text(experiment, stages_of(experiment, first, last))
     options = ["--settings", "-", "--from", first, "--to", last]
     return _pipeline(experiment, options, settings, dry_run)
@@ -161,6 +164,7 @@ def add_cluster_verbs(app: typer.Typer) -> None:
             if not dry_run:
                 refuse_if_queued(experiment)
             ask = choose_ask(experiment)
+            first = first_stage(experiment, first)
             stages = stages_of(experiment, first, last)
             scope = Scope(stages, in_images=ask is ask_stage, on_cluster=not dry_run)
             show_problems(experiment, as_json=False, ask=ask, scope=scope)

@@ -21,7 +21,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.sweep.folder import PlannedNode, PlannedRun, SweepFolder, SweepPlan, open_stages
 from lsdflow_launch.sweep.grid import Run, part_of
-from lsdflow_launch.sweep.result import RunResult, claim_of, result_of
+from lsdflow_launch.sweep.result import RunResult, result_of, worker_of
 
 LOG = logging.getLogger("lsdflow.sweep")
 FIRST_METRICS = ("voi", "voi_split", "voi_merge", "adapted_rand_error", "rand", "threshold")
@@ -146,10 +146,8 @@ def merged(folders: Sequence[SweepFolder]) -> Merged:
     for number, run in enumerate(first.plan.runs):
         found = [(folder, folder.plan.runs[number]) for folder in folders]
         results = [result for folder, r in found if (result := result_of(folder, r)) is not None]
-        workers = [
-            worker for folder, r in found if (worker := claim_of(folder.run_folder(r)).live_holder()) is not None
-        ]
-        rows.append(Row(run, _best_of(run, results), next(iter(workers), None)))
+        workers = (worker_of(folder.run_folder(r)) for folder, r in found)
+        rows.append(Row(run, _best_of(run, results), next(filter(None, workers), None)))
     return Merged(first.plan, tuple(rows))
 
 

@@ -1,21 +1,17 @@
-"""How far a run of a sweep is, from the files of its experiment; and its claim while a process computes it.
-
-Claim: a file on shared storage, so only one process at a time, on any machine, computes a run. If two processes hold a
-claim by mistake, they write identical results, because results are written only once. The claim saves the second one
-the computation, also for a stage that has no lock of its own.
-"""
+"""How far a run of a sweep is, from the files of its experiment; and its lock while a process computes it."""
 
 from __future__ import annotations
 
 import logging
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lsdflow_command.lock_file import EXPIRY_SECONDS, Holder, LockFile
+from lsdflow_command.experiment_lock import experiment_lock
+from lsdflow_command.lock_file import Holder, LockFile
 from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
@@ -32,32 +28,25 @@ KILLED = "ended without an outcome: it was killed, or its machine failed"
 
 
 class AtWorkElsewhere(OutputConflict):
-    """Another process holds the claim."""
+    """Another process works on the run."""
 
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Hold the claim of an experiment folder within the `with` block. Raises AtWorkElsewhere (73) if it is held."""
-    claim = claim_of(folder)
-    with claim.held(
-        lambda found, age_s: _refusal(claim, found, age_s),
-        lost=lambda: LOG.warning("another process took over: %s", claim.path),
-    ):
+    """Hold the lock of an experiment within the `with` block. AtWorkElsewhere (73) if a process works on it."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(experiment_lock(ExperimentLayout(folder)))
+        except OutputConflict as error:
+            raise AtWorkElsewhere(error.what, where=error.where, found=error.found, fix=error.fix) from error
         yield
 
 
-def claim_of(folder: Path) -> LockFile:
-    """Return the claim file of an experiment folder."""
-    return LockFile(folder / "runs" / "sweep" / "claim")
-
-
-def _refusal(claim: LockFile, found: Holder, age_s: float) -> OutputConflict:
-    return AtWorkElsewhere(
-        "another process works on this run",
-        where=claim.path,
-        found=f"{found.host}, process {found.pid}; last sign of life {age_s:.0f} s ago",
-        fix=f"wait until it ends; if it is dead, run again in {EXPIRY_SECONDS:.0f} s",
-    )
+def worker_of(folder: Path, stage: str = "") -> Holder | None:
+    """Return the process that works on an experiment, or on its `stage`; None if there is none."""
+    runs = folder / "runs"
+    locks = (LockFile(path / "lock") for path in (runs, *([runs / stage] if stage else [])))
+    return next(filter(None, (lock.live_holder() for lock in locks)), None)
 
 
 @dataclass(frozen=True)
@@ -114,8 +103,7 @@ def _failure(experiment: Experiment, stage: str) -> RunResult | None:
         return RunResult("failed", code, stage, error=outcome.get("error") or {}, **_where(outcome))
     if newest_run(experiment, stage) is None:
         return None
-    locks = claim_of(experiment.path.parent), LockFile(experiment.layout.stage_runs(stage) / "lock")
-    running = any(lock.live_holder() is not None for lock in locks)
+    running = worker_of(experiment.path.parent, stage) is not None
     return None if running else RunResult("failed", KILLED_CODE, stage, error={"what": KILLED})
 
 

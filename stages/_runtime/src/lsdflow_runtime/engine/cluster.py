@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lsdflow_command.console import form_log_lines, start_logging
+from lsdflow_command.experiment_lock import stage_lock
 from lsdflow_command.interruption import leave_terminal_to_coordinator
-from lsdflow_command.lock_file import stage_lock
 from lsdflow_command.processes import end_with_parent
 from lsdflow_command.runfolder import log_to, run_of_this_process
 from lsdflow_command.stage import load_stage
@@ -140,10 +140,10 @@ class CoordinatorFile:
 def sole_coordinator(stage: str, experiment: Experiment) -> Iterator[None]:
     """Coordinate a stage within the block; with runner = "cluster", the coordinator file is kept up to date.
 
-    Raises OutputConflict (73) if another coordinator runs the stage.
+    Raises OutputConflict (73) if another coordinator runs the stage, or another command the experiment.
     """
     file = CoordinatorFile.of(stage, experiment)
-    with stage_lock(file.folder):
+    with stage_lock(experiment.layout, stage):
         if experiment.compute.runner != "cluster":
             yield
             return

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lsdflow_command.experiment_lock import stage_lock
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, is_neighborhood
 from lsdflow_contract.checkpoint import (
     DESCRIPTION_HASH,
@@ -166,7 +167,8 @@ def import_checkpoint(experiment: Experiment, stage: str, options: ImportOptions
     net_json = read_net_json(read.path.parent, options.config, read.network.unet)
     lsd = _lsd_bundle(experiment, options.lsd_checkpoint, net_json) if wanted == "acrlsd" else None
     bundle = _bundle(experiment, stage, read, options, net_json, lsd)
-    return _write(experiment, stage, bundle, read)
+    with stage_lock(experiment.layout, stage):
+        return _write(experiment, stage, bundle, read)
 
 
 def _wanted_kind(experiment: Experiment, stage: str, options: ImportOptions) -> Kind:

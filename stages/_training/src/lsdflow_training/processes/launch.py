@@ -139,7 +139,7 @@ def _find(ranks: Ranks) -> Store | None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the stage; returns the exit code."""
-    end_with_parent(signal.SIGTERM)
+    end_with_parent()  # the parent's lock ends with it: do not write anything after that
     ranks = ranks_of_environment(os.environ)
     start_logging()
     if ranks.rank > 0:

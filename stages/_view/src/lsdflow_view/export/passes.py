@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lsdflow_command.interruption import interrupt_on_signals
-from lsdflow_command.lock_file import stage_lock
+from lsdflow_command.lock_file import folder_lock
 from lsdflow_contract.errors import OutputConflict, StorageFailure
 from lsdflow_contract.experiment import Experiment, StoreTable
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors, write_json
@@ -171,7 +171,7 @@ def export_folder(out: Path, finished: Mapping[str, str] | None, keys: Mapping[s
                 fix="name another folder",
             )
         folder.mkdir(parents=True, exist_ok=True)
-    with interrupt_on_signals(), stage_lock(folder, "another process exports to this folder"):
+    with interrupt_on_signals(), folder_lock(folder, "another process exports to this folder"):
         # Another process may have recorded its keys meanwhile.
         _require_same(folder, finished or {}, keys)
         yield folder
