@@ -7,13 +7,16 @@ import shutil
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zarr
 from typer.testing import CliRunner
 
+from lsdflow_command import lock_file
 from lsdflow_command.lock_file import Holder, LockFile
+from lsdflow_contract import files
 from lsdflow_contract.checkpoint import BestCheckpoint, read_best, write_best
 from lsdflow_contract.errors import MissingInput, OutputConflict, StoreUnreachable, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
@@ -22,6 +25,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import membrane_raw, tables_of, voronoi_labels
 from lsdflow_contract.trainings import TRAININGS, make_current, training_outputs
+from lsdflow_launch import results
 from lsdflow_launch.cli import app
 from lsdflow_launch.planning.resources import disk_use
 from lsdflow_launch.results import drop, results_of, use
@@ -265,9 +269,10 @@ def test_clean_in_a_run_of_a_sweep_removes_links_and_nothing_of_the_other_experi
 def test_on_a_machine_whose_clock_is_ahead_nothing_changes_while_a_stage_or_a_chain_is_at_work_elsewhere(
     trained: Experiment, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout, real = trained.layout, time.time
+    layout, ahead = trained.layout, SimpleNamespace(time=lambda: time.time() + 120, sleep=time.sleep)
     earlier = [result for result in results_of(layout) if not result.current]
-    monkeypatch.setattr(time, "time", lambda: real() + 120)
+    for module in (files, lock_file, results):
+        monkeypatch.setattr(module, "time", ahead)
     locks = [layout.stage_runs("train-lsd") / "lock", layout.stage_runs("watershed") / "lock", layout.runs / "lock"]
     for lock in locks:
         lock.parent.mkdir(parents=True, exist_ok=True)

@@ -104,7 +104,7 @@ def first_stage(experiment: Experiment, first: str) -> str:
     changed = {override.partition("=")[0].strip() for override in experiment.overrides}
     tables = {key.partition(".")[0] for key in changed}
     tables |= set(TRAININGS) if changed & {"experiment.mode", "experiment.profile", "experiment.seed"} else set()
-    begin = next(stage for stage in stages_of(experiment, last=first) if stage in {*tables, first})
+    begin = next((stage for stage in stages_of(experiment, last=first) if stage in {*tables, first}), first)
     if begin != first:
         LOG.warning("beginning at %s instead of %s, because --set changes its settings", begin, first)
     return begin
