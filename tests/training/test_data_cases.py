@@ -162,9 +162,11 @@ def test_ignored_ids_have_no_weight_and_do_not_count_when_affinities_are_balance
     assert_the_same_targets(one, batches(prepared_again, 4))
 
 
-@pytest.mark.parametrize("ids", [[-1], [0], [2**64]])
-def test_ids_that_are_no_labels_are_refused(prepared, ids: list[int]) -> None:
-    with pytest.raises(ConfigError, match="ignore_ids are labels"):
+@pytest.mark.parametrize(
+    ("ids", "says"), [([-1], "ignore_ids are labels"), ([0], "ignore_ids are labels"), ([2**64], "more than 64 bits")]
+)
+def test_ids_that_are_no_labels_are_refused(prepared, ids: list[int], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
         prepared("mtlsd", ignore_ids=ids)
 
 
