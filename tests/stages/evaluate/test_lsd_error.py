@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -199,18 +198,13 @@ def test_segments_of_few_voxels_are_not_listed_and_equal_ones_are_ordered_by_the
     assert listed == [(4, 0.4, 100), (8, 0.4, 100), (9, 0.2, 64)]
 
 
-def test_the_sigma_is_that_of_the_network_that_predicted_the_lsds(
-    make_experiment: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    experiment = make_experiment("a")
-    known = [("other", ("lsds",), (9.0,) * 3), ("used", ("affs",), (8.0,) * 3), ("used", ("lsds", "affs"), SIGMA)]
-    bundles = [SimpleNamespace(weights_sha256=w, outputs=o, sigma_nm=s) for w, o, s in known]
-    monkeypatch.setattr(stored_lsds, "_bundles", lambda _: iter(bundles))
-    predict = read_manifest(experiment.layout, "predict")
-    used = predict.model_copy(update={"inputs": {"lsd_checkpoint": "used"}})
-    assert stored_lsds.lsd_sigma_nm(experiment, used, None, "evaluate.lsd_sigma") == SIGMA
+def test_the_sigma_is_that_of_the_manifest_and_asked_for_if_it_is_not_there(make_experiment: Make) -> None:
+    predict = read_manifest(make_experiment("a").layout, "predict")
+    known = predict.model_copy(update={"config": {"resolved": {"lsd_sigma_nm": list(SIGMA)}}})
+    assert stored_lsds.lsd_sigma_nm(known, None, "evaluate.lsd_sigma") == SIGMA
+    assert stored_lsds.lsd_sigma_nm(known, (1.0, 2.0, 3.0), "evaluate.lsd_sigma") == (1.0, 2.0, 3.0)
     with pytest.raises(ConfigError, match="sigma"):
-        stored_lsds.lsd_sigma_nm(experiment, predict, None, "evaluate.lsd_sigma")
+        stored_lsds.lsd_sigma_nm(predict, None, "evaluate.lsd_sigma")
 
 
 def test_the_error_is_the_mean_of_the_differences_of_ten_channels() -> None:

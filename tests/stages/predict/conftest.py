@@ -50,6 +50,7 @@ def save_micro_bundle(
         "predict_output_shape_vox": (8, 10, 12),
         "voxel_size_nm": VOXEL_NM,
         "lsd_bundle_sha256": lsd_sha256,
+        "sigma_nm": (80.0, 80.0, 80.0) if "lsds" in OUTPUTS[kind] else None,
     }
     state = changes.pop("state", network.state_dict())
     saved = save_bundle(layout.checkpoints(TRAINED_BY[kind]), Bundle(**{**fields, **changes}), state)

@@ -77,6 +77,7 @@ def test_two_passes_give_the_bits_of_one(make_experiment, settings):
     assert stored.box.begin_vox == (-8, -8, -8)
     assert np.array_equal(stored.read(experiment.volume().box), lsds)
     assert manifest.outputs.keys() == {"affs", "lsds"}
+    assert manifest.config["resolved"]["lsd_sigma_nm"] == [80.0] * 3
 
 
 def test_daisy_workers_give_the_bits_of_the_serial_runner_in_both_passes(make_experiment):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from lsdflow_contract.checkpoint import BUNDLE_JSON, Bundle, read_bundle
-from lsdflow_contract.errors import ConfigError, MissingInput, StageError
+from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3
 from lsdflow_contract.manifest import Manifest
@@ -23,33 +21,20 @@ def stored_lsds(experiment: Experiment, predict: Manifest) -> tuple[Path, str]:
     return predict.output_array(experiment.layout, "lsds")
 
 
-def lsd_sigma_nm(experiment: Experiment, predict: Manifest, given: Nm3 | None, key: str) -> Nm3:
-    """The sigma of the stored LSDs: the given one, or that of the network that predicted them, found by its weights.
+def lsd_sigma_nm(predict: Manifest, given: Nm3 | None, key: str) -> Nm3:
+    """The sigma of the stored LSDs: the given one, or that of the network that predicted them, from predict's manifest.
 
     :param key: the name of the setting for sigma.
-    :raises ConfigError: (78) sigma is not given, and the network does not exist.
+    :raises ConfigError: (78) sigma is not given, and the manifest does not name it.
     """
     if given is not None:
         return given
-    for bundle in _bundles(experiment):
-        if bundle.weights_sha256 in predict.inputs.values() and "lsds" in bundle.outputs and bundle.sigma_nm:
-            return bundle.sigma_nm
-    raise ConfigError(
-        "the sigma of the predicted LSDs is not known: the network that made them is not in train/",
-        where=key,
-        fix=f'set it: {key} = "80 nm"',
-    )
-
-
-def _bundles(experiment: Experiment) -> Iterator[Bundle]:
-    """All readable networks of the experiment."""
-    given = [experiment.tables.get("predict", {}).get(name) for name in ("checkpoint", "lsd_checkpoint")]
-    paths = [experiment.resolve(path) for path in given if isinstance(path, str)]
-    for stage in ("train-lsd", "train-acrlsd"):
-        paths += sorted(path.parent for path in experiment.layout.checkpoints(stage).glob(f"*/{BUNDLE_JSON}"))
-    for path in paths:
-        if (path / BUNDLE_JSON).is_file():
-            try:
-                yield read_bundle(path)
-            except StageError:
-                continue
+    sigma = predict.config.get("resolved", {}).get("lsd_sigma_nm")
+    if sigma is None:
+        raise ConfigError(
+            "the sigma of the predicted LSDs is not known: the manifest of predict does not name it",
+            where=key,
+            fix=f'set it: {key} = "80 nm"',
+        )
+    z, y, x = (float(length) for length in sigma)
+    return z, y, x

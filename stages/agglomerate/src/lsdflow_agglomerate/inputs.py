@@ -75,7 +75,7 @@ def _made_of_lsds(
 ) -> LsdAffinities:
     """Affinities from stored LSDs. MissingInput (66) if there are no LSDs, ConfigError (78) if sigma is unknown."""
     given = config.lsd_sigma.to_nm(grid.voxel_size_nm) if config.lsd_sigma else None
-    sigma_nm = lsd_sigma_nm(experiment, predict, given, "agglomerate.lsd_sigma")
+    sigma_nm = lsd_sigma_nm(predict, given, "agglomerate.lsd_sigma")
     return LsdAffinities(fragments, _open(*stored_lsds(experiment, predict), LSDS, grid), sigma_nm, grid.voxel_size_nm)
 
 

@@ -167,7 +167,7 @@ def lsd_error_task(experiment: Experiment) -> BlockTask:
     lsds = open_volume(*stored_lsds(experiment, predict), grid)
     segmentation = open_volume(*segment.output_array(experiment.layout, "segmentation"), grid)
     given = config.lsd_sigma.to_nm(grid.voxel_size_nm) if config.lsd_sigma else None
-    sigma_nm = lsd_sigma_nm(experiment, predict, given, "evaluate.lsd_sigma")
+    sigma_nm = lsd_sigma_nm(predict, given, "evaluate.lsd_sigma")
     lattice = lsd_error.Lattice(config.lsd_error_downsample, sigma_nm, grid.voxel_size_nm)
     shape = segmentation.chunk_shape_vox
     if config.block_shape is not None:

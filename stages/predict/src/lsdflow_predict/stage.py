@@ -252,6 +252,8 @@ def _resolved(config: PredictConfig, inputs: Inputs, setup: str) -> dict[str, An
         "iteration": inputs.affinities.bundle.iteration,
         "accepted": list(inputs.networks.accepted),
         "scheme": {"affinities": asdict(inputs.affinities.grid), "lsds": lsds},
+        # Where later stages find it even if the network has moved.
+        "lsd_sigma_nm": (inputs.lsds or inputs.affinities).bundle.sigma_nm,
     }
     return {**config.model_dump(mode="json"), "resolved": resolved}
 
