@@ -188,6 +188,14 @@ def test_a_second_submit_is_refused_while_jobs_wait(queue: Queue) -> None:
     assert queue.calls("sbatch") == []
 
 
+@pytest.mark.parametrize("words", [("use", "{}", "segment", "0"), ("clean", "{}", "--yes"), ("repair", "{}")])
+def test_what_the_jobs_in_the_queue_will_read_is_not_changed(queue: Queue, words: tuple[str, ...]) -> None:
+    queue.rows(("14", "PENDING", "Dependency", "", 0, 0))
+    done = queue.lsdflow(*(word.format(queue.experiment) for word in words))
+    assert done.returncode == 73, done.stderr
+    assert "watershed coordinator 14" in done.stderr
+
+
 @pytest.mark.parametrize("old", [False, True])
 def test_workers_are_added_to_stages_that_are_running(queue: Queue, old: bool) -> None:
     queue.answer("squeue", "RUNNING\n")

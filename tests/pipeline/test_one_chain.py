@@ -104,6 +104,24 @@ def test_a_stage_whose_input_is_not_the_one_of_its_chain_is_refused_with_both_se
         Agglomerate().run(load_experiment(predicted))
 
 
+def test_jobs_of_a_submission_read_the_result_that_its_job_verified_and_no_other(
+    predicted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lsdflow_agglomerate.stage import Agglomerate
+    from lsdflow_watershed.stage import Watershed
+
+    Watershed().run(load_experiment(predicted, [SEED.format(5)]))
+    monkeypatch.setenv("LSDFLOW_SUBMISSION", "20261127T100000-1")
+    verify = [str(BIN / "watershed"), "verify", "--experiment", str(predicted), "--set", SEED.format(5)]
+    subprocess.run(verify, check=True)
+    Watershed().run(load_experiment(predicted, [SEED.format(6)]))
+    with pytest.raises(OutputConflict, match="not the one that this run began with") as raised:
+        Agglomerate().run(load_experiment(predicted))
+    assert "min_seed_distance_vox 5 -> 6" in raised.value.found
+    monkeypatch.setenv("LSDFLOW_SUBMISSION", "20261127T100001-1")
+    Agglomerate().run(load_experiment(predicted))
+
+
 @pytest.fixture
 def untrained(tmp_path: Path) -> Path:
     """A prepared experiment whose only training takes some tens of seconds."""

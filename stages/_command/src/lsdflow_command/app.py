@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -38,9 +39,10 @@ from lsdflow_command.monitoring import monitored
 from lsdflow_command.processes import end_with_launcher
 from lsdflow_command.runfolder import run_folder
 from lsdflow_command.stage import Stage, load_stage
+from lsdflow_contract.chain_link import SUBMISSION_VARIABLE
 from lsdflow_contract.errors import ConfigError, Interrupted, StageError, UsageError, unexpected
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_contract.manifest import read_manifest, require_results_of_chain
+from lsdflow_contract.manifest import read_manifest, require_results_of_chain, tell_later_jobs
 from lsdflow_contract.model import StrictModel
 
 LOG = logging.getLogger("lsdflow")
@@ -102,11 +104,19 @@ def stage_app(stage: StageCommand) -> Verbs:
         app,
         "verify",
         "Re-read the results of the finished stage and check them; the exit code is 0 only if all are correct.",
-        lambda experiment: stage.load().verify(experiment),
+        lambda experiment: _verify(stage, experiment),
     )
     _add_schema(app, stage)
     _add_verbs_for_other_commands(app, stage)
     return app
+
+
+def _verify(stage: StageCommand, experiment: Experiment) -> dict[str, Any]:
+    """Verify the stage; in a job of a submission, its result becomes the one that later jobs read."""
+    facts = stage.load().verify(experiment)
+    if submission := os.environ.get(SUBMISSION_VARIABLE):
+        tell_later_jobs(experiment.layout, submission, [stage.name])
+    return facts
 
 
 @contextmanager

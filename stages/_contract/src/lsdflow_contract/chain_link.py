@@ -1,4 +1,9 @@
-"""What a command that runs several stages tells each stage, in $LSDFLOW_CHAIN: its lock, and the results to read."""
+"""What a chain of stages tells each stage: its lock, and the identities of the results that the stage may read.
+
+lsdflow run         $LSDFLOW_CHAIN, set for each stage
+jobs of a cluster   runs/submit/<$LSDFLOW_SUBMISSION>/results/<stage>   written by the job that verifies the stage, and
+                                                                      by `lsdflow submit` for what was finished before
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-CHAIN_VARIABLE = "LSDFLOW_CHAIN"
+CHAIN_VARIABLE, SUBMISSION_VARIABLE = "LSDFLOW_CHAIN", "LSDFLOW_SUBMISSION"
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,9 @@ class ChainLink:
     @classmethod
     def of_caller(cls, root: Path) -> ChainLink:
         """The link to the chain that called this process; empty if none did, or one of another experiment."""
+        if submission := os.environ.get(SUBMISSION_VARIABLE):
+            files = [file for file in results_folder(root, submission).glob("[!.]*") if file.is_file()]
+            return cls(str(root.resolve()), results={file.name: file.read_text(encoding="ascii") for file in files})
         text = os.environ.get(CHAIN_VARIABLE)
         found = cls(**json.loads(text)) if text else cls()
         return found if text and found.experiment == str(root.resolve()) else cls()
@@ -39,3 +47,8 @@ class ChainLink:
             yield
         finally:
             os.environ[CHAIN_VARIABLE] = before
+
+
+def results_folder(root: Path, submission: str) -> Path:
+    """The folder with a file for each stage that the jobs of a submission have verified: the identity of its result."""
+    return root / "runs" / "submit" / submission / "results"

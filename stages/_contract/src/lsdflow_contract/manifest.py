@@ -9,7 +9,7 @@ its own next to its arrays. `differences` describes what changed between two man
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError
 
 from lsdflow_contract import CONTRACT_VERSION, KEY_MAJOR, READ_MAJORS
-from lsdflow_contract.chain_link import ChainLink
-from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, OutputConflict
-from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.chain_link import ChainLink, results_folder
+from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, OutputConflict, StageError
+from lsdflow_contract.files import read_json, write_if_changed, write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.model import StrictModel
 from lsdflow_contract.sealing import SEAL, sealed, unsealed
@@ -126,6 +126,14 @@ def read_manifest(layout: ExperimentLayout, stage: str) -> Manifest:
         found=f"result {found.key[:8]}: {changed or 'another result of the same settings'}",
         fix="another run, or `lsdflow use`, changed it meanwhile: let that end, then run the same command again",
     )
+
+
+def tell_later_jobs(layout: ExperimentLayout, submission: str, stages: Sequence[str]) -> None:
+    """Give the jobs of a submission the current results of `stages`, as far as they have readable ones."""
+    for stage in stages:
+        with suppress(StageError):
+            identity = _read(layout.manifest(stage), stage).identity
+            write_if_changed(results_folder(layout.root, submission) / stage, identity.encode("ascii"))
 
 
 def require_results_of_chain(layout: ExperimentLayout) -> None:

@@ -25,6 +25,7 @@ from lsdflow_launch.chain import BLOCK_STAGES, FIRST, STOPPED, stage_arguments
 from lsdflow_launch.commands import error_of, run_stage_for_answer
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.output import next_line, print_answer
+from lsdflow_launch.slurm.jobs import refuse_if_known_to_be_queued
 
 REPAIRABLE = (FIRST, *BLOCK_STAGES)
 
@@ -104,6 +105,8 @@ def _report(verb: str, folder: Path, override: list[str] | None, *, as_json: boo
     with exit_codes(debug, as_json):
         checked = []
         experiment = load_experiment(folder, override or [])
+        if verb == "repair":
+            refuse_if_known_to_be_queued(experiment)
         with experiment_lock(experiment.layout) if verb == "repair" else nullcontext():
             for found in check_stages(experiment, verb):
                 checked.append(found)

@@ -45,6 +45,7 @@ from lsdflow_launch.commands import ask_stage, error_of
 from lsdflow_launch.options import Debug, Folder, Json
 from lsdflow_launch.output import duration, print_answer, size
 from lsdflow_launch.planning.resources import disk_use
+from lsdflow_launch.slurm.jobs import refuse_if_known_to_be_queued
 
 HEADING = f"{'stage':<12} {'key':<8}  {'state':<10} {'size':>9}  {'last change':>12}  arrays and different settings"
 Key = Annotated[str, typer.Argument(help="key of the result, or its beginning: lsdflow results lists them")]
@@ -255,7 +256,9 @@ def add_result_verbs(app: typer.Typer) -> None:
     ) -> None:
         """Make an earlier result of a stage the current one, for the stages after it."""
         with exit_codes(debug, as_json):
-            layout = load_experiment(folder, []).layout
+            experiment = load_experiment(folder, [])
+            layout = experiment.layout
+            refuse_if_known_to_be_queued(experiment)
             manifest = use(layout, stage, key)
             lsd = _lsd_training(layout) if stage == "train-acrlsd" else ""
             later = STAGES[STAGES.index(stage) + 1 :]
@@ -279,6 +282,7 @@ def add_result_verbs(app: typer.Typer) -> None:
         """Drop the results that are not current, with their rows in the store, after showing their sizes."""
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, [])
+            refuse_if_known_to_be_queued(experiment)
             dropped = [result for result in results_of(experiment.layout) if not result.current]
             for line in (result.line(time.time()) for result in dropped):
                 typer.echo(line, err=True)

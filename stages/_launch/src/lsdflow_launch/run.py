@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,10 +21,8 @@ from lsdflow_contract.errors import (
     BlocksFailed,
     ConfigError,
     Interrupted,
-    MissingInput,
     StageError,
     StorageFailure,
-    StoreUnreachable,
     UsageError,
 )
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_experiment
@@ -50,7 +47,7 @@ from lsdflow_launch.output import next_line, print_answer, print_scores, result_
 from lsdflow_launch.preflight import EXPERIMENT, Scope, print_problems, problems_of
 from lsdflow_launch.report import refreshed_report
 from lsdflow_launch.slurm.follow import run_on_slurm
-from lsdflow_launch.slurm.jobs import refuse_if_queued
+from lsdflow_launch.slurm.jobs import refuse_if_known_to_be_queued
 from lsdflow_launch.slurm.table import cluster_of
 from lsdflow_launch.status import outcome_of, progress_of
 
@@ -239,8 +236,7 @@ def _require_alone(experiment: Experiment, backend: str) -> None:
         require_no_chain(experiment.layout)
         return
     require_idle(experiment.layout)
-    with suppress(MissingInput, StoreUnreachable):  # no SLURM here
-        refuse_if_queued(experiment)
+    refuse_if_known_to_be_queued(experiment)
 
 
 def _first_problem(experiment: Experiment, stages: Sequence[str], backend: str) -> Ending:

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,12 @@ def refuse_if_queued(experiment: Experiment) -> None:
             found=", ".join(f"{job.stage} {job.role} {job.job}" for job in found[:4]),
             fix="lsdflow status; to start again: lsdflow cancel; more workers: lsdflow scale DIR STAGE=N",
         )
+
+
+def refuse_if_known_to_be_queued(experiment: Experiment) -> None:
+    """As refuse_if_queued, but without SLURM, or if it does not answer, nothing is refused: its jobs check again."""
+    with suppress(MissingInput, StoreUnreachable):
+        refuse_if_queued(experiment)
 
 
 def _task_of_line(line: str) -> Task | None:

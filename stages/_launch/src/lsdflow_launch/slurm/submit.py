@@ -24,6 +24,7 @@ from lsdflow_command.completion import one_of
 from lsdflow_command.experiment_lock import require_idle
 from lsdflow_contract.errors import ConfigError, MissingInput, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_contract.manifest import tell_later_jobs
 from lsdflow_launch.chain import BLOCK_STAGES, first_stage, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.container import choose_ask
@@ -118,7 +119,11 @@ def submit_chain(experiment: Experiment, first: str, last: str, *, dry_run: bool
         require_idle(experiment.layout)
     settings = settings_text(experiment, stages_of(experiment, first, last))
     options = ["--settings", "-", "--from", first, "--to", last]
-    return _pipeline(experiment, options, settings, dry_run)
+    code = _pipeline(experiment, options, settings, dry_run)
+    submission = newest_submission(experiment)
+    if code == 0 and not dry_run and submission is not None:
+        tell_later_jobs(experiment.layout, submission.name, STAGES[: STAGES.index(first)])
+    return code
 
 
 def add_workers(experiment: Experiment, stage: str, count: int, *, dry_run: bool = False) -> int:

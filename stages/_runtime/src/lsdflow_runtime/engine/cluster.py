@@ -40,6 +40,7 @@ from lsdflow_command.interruption import leave_terminal_to_coordinator
 from lsdflow_command.processes import end_with_parent
 from lsdflow_command.runfolder import log_to, run_of_this_process
 from lsdflow_command.stage import load_stage
+from lsdflow_contract.chain_link import SUBMISSION_VARIABLE
 from lsdflow_contract.errors import BadData, ConfigError, InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import read_json, write_json
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("lsdflow.cluster")
 HOST_VARIABLE = "LSDFLOW_HOST"
-SUBMISSION_VARIABLE = "LSDFLOW_SUBMISSION"
 # An address outside this machine. No packet is sent: the system only reports the source address it would use.
 FAR_AWAY = ("192.0.2.1", 9)
 POLL_SECONDS = 1.0
