@@ -233,7 +233,7 @@ faults-baselines: setup  ## run the same faults with daisy alone and with volara
 check: setup  ## check lint, format and types; CI runs this first
 	.venv/blocks/bin/ruff check .
 	.venv/blocks/bin/ruff format --check .
-	.venv/blocks/bin/mypy $(foreach p,_contract _command _runtime _network _metrics _descriptors _launch _view prepare predict watershed agglomerate segment evaluate,-p lsdflow_$(subst -,_,$(patsubst _%,%,$(p))))
+	.venv/blocks/bin/mypy -p lsdflow $(foreach p,_contract _command _runtime _network _metrics _descriptors _launch _view prepare predict watershed agglomerate segment evaluate,-p lsdflow_$(subst -,_,$(patsubst _%,%,$(p))))
 	.venv/training/bin/mypy -p lsdflow_training -p lsdflow_tensorflow -p lsdflow_train_lsd -p lsdflow_train_acrlsd
 	.venv/blocks/bin/mypy docs/generate
 

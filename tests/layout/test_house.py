@@ -39,6 +39,8 @@ MAY_IMPORT = {
     },
     **{s: {"_contract", "_command", "_network", "_training"} for s in STAGES if s.startswith("train-")},
 }
+# One import place for Python users, who have arrays: `import lsdflow`. No package of the house imports it.
+PYTHON_API = REPOSITORY / "stages" / "_launch" / "src" / "lsdflow" / "__init__.py"
 ONLY_IN_RUNTIME = {"daisy", "zarr", "tensorstore", "pymongo", "pyarrow"}
 CORE_FORBIDDEN = {"logging", "pathlib", "os", "subprocess", "typer", "pymongo", "daisy", "zarr"}
 
@@ -106,9 +108,18 @@ def test_a_package_says_why_it_exists_and_what_changed(folder: str) -> None:
 @pytest.mark.parametrize("folder", [*SHARED, *STAGES])
 def test_imports_go_one_way(folder: str) -> None:
     allowed = {_import_name(name) for name in MAY_IMPORT[folder]} | {_import_name(folder)}
-    for path in _sources(folder):
-        own = {name for name in _imported(path) if name.startswith("lsdflow_")}
+    for path in set(_sources(folder)) - {PYTHON_API}:
+        own = {name for name in _imported(path) if re.match(r"lsdflow(_|$)", name)}
         assert own <= allowed, f"{path.relative_to(REPOSITORY)} imports {sorted(own - allowed)}"
+
+
+def test_the_python_api_imports_of_stages_only_what_it_calls_and_never_a_training() -> None:
+    """At the top it imports no stage, so that it works where only some of them are installed."""
+    top = {
+        node.module.split(".")[0] for node in ast.parse(PYTHON_API.read_text()).body if isinstance(node, ast.ImportFrom)
+    }
+    assert {name for name in top if name.startswith("lsdflow")} == {"lsdflow_contract", "lsdflow_command"}
+    assert not {"lsdflow_training", "lsdflow_train_lsd", "lsdflow_train_acrlsd"} & _imported(PYTHON_API)
 
 
 def test_engines_of_storage_and_scheduling_are_imported_in_runtime_only() -> None:

@@ -169,7 +169,7 @@ class Volume:
     def _read_mirrored(self, box: Box) -> npt.NDArray[Any]:
         """The values of a box with reflection at the faces, repeated if needed, without repeating the face voxel."""
         indices = [
-            _mirrored(np.arange(b, b + s) - o, n)
+            mirrored(np.arange(b, b + s) - o, n)
             for b, s, o, n in zip(box.begin_vox, box.shape_vox, self.box.begin_vox, self.box.shape_vox, strict=True)
         ]
         lower = tuple(int(i.min()) for i in indices)
@@ -346,7 +346,8 @@ class OutputArray:
         )
 
 
-def _mirrored(index: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+def mirrored(index: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+    """Indices (n,) of any integers, reflected into 0 ... length - 1 without repeating the first and last one."""
     if length == 1:
         return np.zeros_like(index)
     period = 2 * (length - 1)
