@@ -9,6 +9,7 @@ import pytest
 
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_launch import preflight
+from lsdflow_launch.disk import FreeSpace
 
 TO_COME = {"prepare": 1_000_000.0, "predict": 3_000_000.0, "watershed": 400_000.0, "evaluate": 0.0}
 NEEDED = 4_400_000
@@ -24,7 +25,7 @@ def problems(
     experiment: Experiment, free: float, patch: pytest.MonkeyPatch, to_come: dict[str, float] = TO_COME
 ) -> list[dict[str, Any]]:
     """What is reported where `free` bytes are free."""
-    patch.setattr(preflight, "free_bytes", lambda _folder: int(free))
+    patch.setattr(preflight, "free_space", lambda _folder: FreeSpace(int(free), None))
     return preflight.experiment_problems(experiment, to_come)
 
 

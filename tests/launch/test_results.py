@@ -27,7 +27,7 @@ from lsdflow_contract.testing import membrane_raw, tables_of, voronoi_labels
 from lsdflow_contract.trainings import TRAININGS, make_current, training_outputs
 from lsdflow_launch import results
 from lsdflow_launch.cli import app
-from lsdflow_launch.planning.resources import disk_use
+from lsdflow_launch.disk import disk_use
 from lsdflow_launch.results import drop, results_of, use
 from lsdflow_launch.sweep.experiments import link_stages
 

@@ -33,7 +33,7 @@ from lsdflow_contract.sealing import seal_array
 from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import Ask, ask_stage
-from lsdflow_launch.planning.resources import result_folders
+from lsdflow_launch.disk import result_folders
 
 PREFIX = ".descriptions-"
 MISSING = {"exit_code": MissingInput.exit_code}

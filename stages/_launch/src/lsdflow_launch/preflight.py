@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from lsdflow_launch.descriptions import (
     is_begun,
     stages_to_ask,
 )
+from lsdflow_launch.disk import SPARE, free_space
 from lsdflow_launch.images.engines import sif_of
 from lsdflow_launch.images.pins import pin_of_stage, read_pins
 from lsdflow_launch.slurm.jobs import Partition, existing_partitions
@@ -50,7 +50,6 @@ from lsdflow_launch.slurm.table import cluster_of, job_settings
 LOG = logging.getLogger("lsdflow.cluster")
 # Keys of the answer beside the stages: problems of the experiment as a whole, and the checks that are not possible yet.
 EXPERIMENT, NOT_CHECKED = "experiment", "not_checked"
-SPARE = 1.1
 TENSORFLOW = "-tensorflow"
 
 Problem = dict[str, Any]
@@ -144,11 +143,6 @@ def experiment_problems(
     return [problem.as_dict() for problem in errors_of(checks)]
 
 
-def free_bytes(folder: Path) -> int:
-    """Return the bytes that this user may still write there."""
-    return shutil.disk_usage(folder).free
-
-
 def _require_writable_folders(experiment: Experiment) -> None:
     """Raise PermissionDenied (77) for the first folder of the experiment that this user may not write into."""
     layout = experiment.layout
@@ -181,7 +175,7 @@ def _require_image_variants(experiment: Experiment) -> None:
 def _require_disk_space(experiment: Experiment, bytes_expected: Mapping[str, float]) -> None:
     """Raise StorageFailure (74) if the remaining stages are expected to need more disk space, with a spare 10 %."""
     needed = {stage: size for stage, size in bytes_expected.items() if size}
-    free = free_bytes(experiment.layout.root)
+    free = free_space(experiment.layout.root).free_bytes
     if free < sum(needed.values()) * SPARE:
         parts = ", ".join(f"{stage} {size / 1e9:.1f} GB" for stage, size in needed.items())
         raise StorageFailure(

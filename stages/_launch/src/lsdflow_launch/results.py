@@ -42,9 +42,9 @@ from lsdflow_contract.manifest import (
 from lsdflow_contract.trainings import TRAININGS, current_training, make_current
 from lsdflow_launch.chain import BLOCK_STAGES, stage_arguments
 from lsdflow_launch.commands import ask_stage, error_of
+from lsdflow_launch.disk import disk_use
 from lsdflow_launch.options import Debug, Folder, Json
 from lsdflow_launch.output import duration, print_answer, size
-from lsdflow_launch.planning.resources import disk_use
 from lsdflow_launch.slurm.jobs import refuse_if_known_to_be_queued
 
 HEADING = f"{'stage':<12} {'key':<8}  {'state':<10} {'size':>9}  {'last change':>12}  arrays and different settings"

@@ -6,10 +6,12 @@ speed, the retries of blocks and the newest log; SLURM knows the jobs. All times
 
 from __future__ import annotations
 
+import csv
 import logging
 import math
 import re
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,8 +30,6 @@ from lsdflow_launch.chain import BLOCK_STAGES, stage_arguments, stages_of
 from lsdflow_launch.commands import Ask, ask_stage
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.output import duration
-from lsdflow_launch.planning.evidence import MAX_ATTEMPT_BYTES, speed_so_far
-from lsdflow_launch.planning.stored import planned_seconds
 from lsdflow_launch.slurm.jobs import job_facts, newest_submission, slurm_logs, submitted_overrides
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ LOG = logging.getLogger("lsdflow.status")
 LISTED = 10
 LOG_TAIL_BYTES = 2**20
 SEARCHED_LOGS = 50
+# The attempts at 10^6 blocks fill some 100 MB, which would take too long to read.
+MAX_ATTEMPT_BYTES = 50_000_000
 HEADS = ("stage", "state", "done", "failed", "retried", "rate", "left", "took", "planned")
 JOB_ROLES = ("run", "coordinator", "workers", "verify")
 PASS, ITERATIONS = "pass", "iterations_done"
@@ -162,6 +164,26 @@ def with_activity(experiment: Experiment, stage: str, status: Facts) -> dict[str
     if facts["state"] != "not started":
         found |= _times(experiment, stage) | _blocks(experiment, stage, facts) | _training(experiment, stage, facts)
     return {**found, **facts}
+
+
+def planned_seconds(experiment: Experiment, stage: str) -> float | None:
+    """Return the walltime of a stage that plan.json predicts; None without a plan, or one made after the stage."""
+    try:
+        found = read_json(experiment.layout.plan)["stages"][stage]
+        return found["walltime_s"]["value"] if found["share_left"] else None
+    except (StageError, KeyError, TypeError):
+        return None
+
+
+def speed_so_far(losses: Path) -> dict[str, Any]:
+    """Return the iterations and the speed of an unfinished training; empty if there is none."""
+    try:
+        with losses.open(newline="") as file:
+            # The row of a validation has no speed.
+            last = deque((row for row in csv.DictReader(file) if row["it_per_s"]), maxlen=1)
+        return {"iteration": int(last[0]["iteration"]), "it_per_s": float(last[0]["it_per_s"])} if last else {}
+    except (OSError, KeyError, TypeError, ValueError):
+        return {}
 
 
 def _with_logs_of_blocks(experiment: Experiment, stage: str, status: Facts) -> dict[str, Any]:

@@ -1,43 +1,45 @@
-"""Evidence about a stage: finished blocks of this experiment, a measured block, or another experiment.
+"""Evidence for the numbers of a plan: what a part of the work took, as rates by the units of the stage's plan.
 
-1. here      finished blocks (`<stage> plan`: taken) and bytes on the disk
-2. measured  a block, or some training steps, computed into a temporary folder (`<stage> measure`)
-3. like      a finished experiment that the user names, or the recorded one, scaled to this experiment
+1. finished blocks of this experiment, the speed of its training, its files
+2. a block, or some training steps, computed into a temporary folder (`<stage> measure`)
+3. machines.toml: what the stages took on machines that were measured
 
-The recorded run is a measured run of a whole chain, with its origin, for experiments that have not run.
-`python benchmarks/record_run.py EXPERIMENT "WHERE"` writes recorded_run.json from a finished experiment.
+Evidence of one kind of device gives no time or memory for the other: work on GPUs is never planned from CPUs.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import logging
 import shutil
 import tempfile
-import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from lsdflow_command.attempts import DONE, FOLDER, KEY_LETTERS, AttemptReader
 from lsdflow_contract.errors import MissingInput, StageError, fix_of
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json, storage_errors
+from lsdflow_contract.files import parse_toml, read_json, storage_errors
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_launch.chain import BLOCK_STAGES, stage_arguments
+from lsdflow_contract.trainings import TRAININGS
+from lsdflow_launch.chain import stage_arguments
 from lsdflow_launch.commands import Ask
-from lsdflow_launch.planning.resources import DiskUse, disk_use, result_folders
+from lsdflow_launch.disk import DiskUse, disk_use, result_folders
+from lsdflow_launch.planning.jobs import Job
+from lsdflow_launch.status import speed_so_far
 
-# The attempts at 10^6 blocks fill some 100 MB, which would take too long to read.
-MAX_ATTEMPT_BYTES = 50_000_000
 LOG = logging.getLogger("lsdflow.plan")
-Facts = dict[str, Any]
-FILE = "recorded_run.json"
-RECORDED_RUN = "the recorded run"
+Facts = Mapping[str, Any]
+MIB = 2**20
+RSS, VRAM = "rss_per_worker_bytes", "vram_per_worker_bytes"
+# Seconds of blocks grow with the first of these that the stage's plan has.
+WORK = ("multiply_adds", "voxels_read_with_context", "voxels")
+# What a stage reports of a measured block; reading and writing do not depend on the device.
+AMOUNTS = ("seconds", "bytes_read", "bytes_written", "files")
+OF_ANY_DEVICE = AMOUNTS[1:]
+NOT_KNOWN = "nothing is done, measured (--measure) or in the table of machines"
 
 
 @dataclass(frozen=True)
@@ -52,158 +54,192 @@ class Quantity:
         """Return the number as stored in plan.json."""
         return {"value": self.value, "from": self.source, **({"at_least": True} if self.at_least else {})}
 
-    @classmethod
-    def of_dict(cls, stored: dict[str, Any]) -> Self:
-        """Read the number from its form in plan.json."""
-        return cls(stored.get("value"), str(stored.get("from", "")), bool(stored.get("at_least", False)))
-
-    def times(self, factor: float, why: str = "") -> Quantity:
-        """Return the value times a factor; `why` is added to the source."""
-        if self.value is None:
-            return self
-        return replace(self, value=self.value * factor, source=f"{self.source}{why}")
-
-
-def unknown(why: str) -> Quantity:
-    """Return a number that is not known."""
-    return Quantity(None, why)
-
-
-def first_known(found: Iterable[Quantity], why_not: str) -> Quantity:
-    """Return the first number that is known; if there is none, an unknown one with all reasons."""
-    listed = list(found)
-    for quantity in listed:
-        if quantity.value is not None:
-            return quantity
-    reasons = dict.fromkeys(q.source for q in listed if q.source)
-    return unknown("; ".join(reasons) or why_not)
+    def times(self, factor: float) -> Quantity:
+        """Return the value times a factor."""
+        return self if self.value is None else replace(self, value=self.value * factor)
 
 
 def total(parts: Iterable[Quantity]) -> Quantity:
     """Return the sum; `at_least` if a part is not known, unknown if no part is known."""
     listed = list(parts)
     values = [q.value for q in listed if q.value is not None]
-    sources = "; ".join(dict.fromkeys(q.source for q in listed))
-    if not values:
-        return unknown(sources)
-    return Quantity(sum(values), sources, len(values) < len(listed) or any(q.at_least for q in listed))
-
-
-@dataclass(frozen=True)
-class AttemptUse:
-    """Of the successful attempts: their number, the mean bytes read by each, and the largest GPU memory of one."""
-
-    blocks: int
-    read_bytes: float
-    gpu_bytes: int
-
-
-def use_of_attempts(runs: Path) -> dict[str, AttemptUse]:
-    """Return the use of each pass by the first letters of its key; empty without attempts, or if they are too many."""
-    paths = list((runs / FOLDER).glob("*.tsv"))
-    if sum(path.stat().st_size for path in paths) > MAX_ATTEMPT_BYTES:
-        return {}
-    done = [attempt for attempt in AttemptReader(runs).ended() if attempt.outcome == DONE]
-    found = {}
-    for key in dict.fromkeys(attempt.key for attempt in done):
-        of_pass = [attempt for attempt in done if attempt.key == key]
-        mean = sum(attempt.read_bytes for attempt in of_pass) / len(of_pass)
-        found[key] = AttemptUse(len(of_pass), mean, max(attempt.gpu_bytes for attempt in of_pass))
-    return found
-
-
-def of_key(found: dict[str, AttemptUse], key: str) -> AttemptUse | None:
-    """Return the use of the pass with this key; None if it is not known."""
-    return found.get(key[:KEY_LETTERS])
-
-
-@dataclass(frozen=True)
-class StageRecord:
-    """One stage of an experiment: its plan with the use of finished blocks, and the files on the disk."""
-
-    facts: Facts
-    disk: DiskUse
-    manifest: Facts = field(default_factory=dict)
-    seconds: float | None = None
-    where: str = "here"
-    finished: bool = False
-    workers: int = 1
-    attempts: dict[str, AttemptUse] = field(default_factory=dict)
+    sources = "; ".join(dict.fromkeys(q.source for q in listed if q.source))
+    partly = len(values) < len(listed) or any(q.at_least for q in listed)
+    return Quantity(sum(values), sources, partly) if values else Quantity(None, sources)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All evidence about one stage. `measured` and `like` are empty where there is none.
+    """What a part of the work took, or why nothing is known of it. rates: number -> unit -> amount for each one.
 
-    like: the stage in other experiments, the best comparison first. has_gpu: the workers will have GPUs.
+    Of several units the products are added, but of seconds the largest counts. device: "cpu" or "gpu"; "" for any.
+    at_least: why the seconds are a lower bound.
     """
 
-    here: StageRecord
-    measured: Facts = field(default_factory=dict)
-    like: tuple[StageRecord, ...] = ()
-    has_gpu: bool = False
+    source: str = ""
+    device: str = ""
+    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    at_least: str = ""
+
+    def scaled(self, name: str, units: Facts, job: Job) -> Quantity:
+        """Return a number for these amounts of units, computed by such jobs."""
+        parts = [rate * units[unit] for unit, rate in self.rates.get(name, {}).items() if unit in units]
+        if not parts:
+            return Quantity(None, "" if self.rates else self.source)
+        if name not in OF_ANY_DEVICE and self.device not in ("", job.device):
+            return Quantity(None, f"{self.source} (on a {self.device.upper()}, its workers have {job.device.upper()}s)")
+        if name != "seconds":
+            return Quantity(sum(parts), self.source)
+        return Quantity(max(parts), self.source + self.at_least, bool(self.at_least))
 
 
-def record_of(experiment: Experiment, stage: str, facts: Facts, where: str = "here") -> StageRecord:
-    """Return what an experiment already has of a stage."""
-    finished = True
-    try:
-        manifest = read_manifest(experiment.layout, stage).facts
-    except StageError:
-        manifest, finished = speed_so_far(experiment.layout.train_dir(stage) / "loss.csv"), False
-    disk, seconds = disk_use(result_folders(experiment.layout, stage)), seconds_of_runs(experiment, stage)
-    workers = 1 if experiment.compute.runner == "serial" else experiment.compute.workers
-    attempts = use_of_attempts(experiment.layout.stage_runs(stage))
-    return StageRecord(facts, disk, manifest, seconds, where, finished, workers, attempts)
+# By each stage itself, from its settings; two files of a block: one of an array and one of rows.
+COMPUTED = Evidence(
+    "computed by the stage, not measured",
+    rates={
+        "bytes_written": {"bytes_expected": 1},
+        "files": {"chunks": 1, "blocks": 2, "tables": 3},
+        RSS: {"main_memory_per_worker_bytes": 1},
+        VRAM: {"device_memory_per_worker_bytes": 1},
+    },
+)
 
 
-def seconds_of_runs(experiment: Experiment, stage: str) -> float | None:
-    """Return the seconds of all ended runs of a stage, from their outcomes; None if there is none."""
-    found = [read_json(path) for path in experiment.layout.stage_runs(stage).glob("*/outcome.json")]
-    seconds = [float(outcome.get("seconds", 0.0)) for outcome in found]
-    return sum(seconds) if seconds else None
+def first_known(evidence: Iterable[Evidence], name: str, units: Facts, job: Job) -> Quantity:
+    """Return the number from the first evidence that has it; if none has, an unknown one with all reasons."""
+    found = [one.scaled(name, units, job) for one in evidence]
+    why_not = "; ".join(dict.fromkeys(quantity.source for quantity in found if quantity.source))
+    return next((q for q in found if q.value is not None), Quantity(None, why_not or NOT_KNOWN))
 
 
-def speed_so_far(losses: Path) -> Facts:
-    """Return the iterations and the speed of an unfinished training; empty if there is none."""
-    try:
-        with losses.open(newline="") as file:
-            # The row of a validation has no speed.
-            last = deque((row for row in csv.DictReader(file) if row["it_per_s"]), maxlen=1)
-        return {"iteration": int(last[0]["iteration"]), "it_per_s": float(last[0]["it_per_s"])} if last else {}
-    except (OSError, KeyError, TypeError, ValueError):
-        return {}
-
-
-def mean_use_of_blocks(record: StageRecord) -> Facts:
-    """Return the mean use of the blocks of a finished stage with one pass, from its manifest; otherwise empty."""
-    manifest = record.manifest
-    if not record.finished or "seconds_in_blocks" not in manifest or "passes" in record.facts:
-        return {}
-    blocks = int(manifest["blocks"])
-    per_block = manifest["seconds_in_blocks"] / blocks
-    return {"records": blocks, "seconds_per_block": per_block, "peak_rss_mib": manifest["peak_rss_mib"]}
-
-
-def seconds_outside_blocks(record: StageRecord) -> float | None:
-    """Return the seconds of a finished stage outside its blocks: start, tables, scores, a report.
-
-    The number of workers is read from the experiment file. None if the stage has not finished.
-    """
-    passes = [(p["taken"], int(p["blocks"])) for p in passes_of(record.facts).values() if p.get("taken")]
-    mean_use = mean_use_of_blocks(record)
-    if not passes and mean_use:
-        passes = [(mean_use, int(mean_use["records"]))]
-    if not record.finished or record.seconds is None or not passes:
-        return None
-    in_blocks: float = sum(use["seconds_per_block"] * blocks / min(record.workers, blocks) for use, blocks in passes)
-    return max(record.seconds - in_blocks, 0.0)
-
-
-def passes_of(facts: Mapping[str, Any]) -> dict[str, Facts]:
+def passes_of(facts: Facts) -> Mapping[str, Facts]:
     """Return the passes of a stage's plan by name; the pass of a stage with one pass has the name ""."""
-    passes: dict[str, Facts] = facts.get("passes") or {"": dict(facts)}
-    return passes
+    return facts.get("passes") or {"": facts}
+
+
+def evidence_of(
+    experiment: Experiment, stage: str, facts: Facts, measured: Facts, job: Job
+) -> Callable[[str], Sequence[Evidence]]:
+    """Return a function that gives the evidence for a pass of a stage, the best first.
+
+    facts: the plan of the stage in this experiment. measured: what `measure` returned for the stage.
+    """
+    files = _on_disk(experiment, stage, facts)
+
+    def of_pass(name: str) -> Sequence[Evidence]:
+        """Return the evidence for one pass."""
+        here = _done_here(experiment, stage, passes_of(facts).get(name, {}))
+        return [here, files, _measured(name, facts, measured), COMPUTED, *_table(stage, name, facts, job)]
+
+    return of_pass
+
+
+def is_finished(experiment: Experiment, stage: str) -> bool:
+    """Return True if a stage has a readable manifest."""
+    return bool(_manifest(experiment, stage))
+
+
+def _manifest(experiment: Experiment, stage: str) -> Facts:
+    try:
+        return {"finished": True, **read_manifest(experiment.layout, stage).facts}
+    except StageError:
+        return {}
+
+
+def speed_of_training(experiment: Experiment, stage: str) -> float | None:
+    """Return the iterations a second of a training so far; None if it has not begun."""
+    found = _manifest(experiment, stage) or speed_so_far(experiment.layout.train_dir(stage) / "loss.csv")
+    return found.get("it_per_s")
+
+
+def _done_here(experiment: Experiment, stage: str, facts: Facts) -> Evidence:
+    """Return what was done here: finished blocks, iterations of a training, or the volumes that were prepared."""
+    outcomes = [read_json(path) for path in experiment.layout.stage_runs(stage).glob("*/outcome.json")]
+    if stage in TRAININGS:
+        speed = speed_of_training(experiment, stage)
+        on_gpu = bool(outcomes) and all(outcome.get("resources", {}).get("gpu") for outcome in outcomes)
+        rates = {"seconds": {"iterations": 1 / speed}} if speed else {}
+        return Evidence(f"this training, {speed} iterations a second" if speed else "", _device(on_gpu), rates)
+    if taken := facts.get("taken"):
+        unit = next(unit for unit in WORK if facts.get(unit))
+        seconds = taken["seconds_per_block"] * facts["blocks"] / facts[unit]
+        rates = {"seconds": {unit: seconds}, RSS: {"one": taken["peak_rss_mib"] * MIB}}
+        what = f"{taken['records']} finished block{'s' * (taken['records'] > 1)} of this experiment"
+        return Evidence(what, _device_of_blocks(experiment.layout.result(stage, str(facts.get("key", "")))), rates)
+    copied = sum(volume["bytes_expected"] for volume in volumes_of(facts))
+    if not copied or not is_finished(experiment, stage):
+        return Evidence()
+    seconds = sum(outcome["seconds"] for outcome in outcomes)
+    return Evidence(f"this experiment, {copied / 1e6:.0f} MB", rates={"seconds": {"bytes_expected": seconds / copied}})
+
+
+def _device(on_gpu: bool) -> str:
+    return "gpu" if on_gpu else "cpu"
+
+
+def _device_of_blocks(result: Path) -> str:
+    """Return where blocks were computed: "gpu" only if predict recorded that with its result."""
+    try:
+        return _device(read_json(result / "device.json").get("device", "cpu") != "cpu")
+    except StageError:
+        return "cpu"
+
+
+def _on_disk(experiment: Experiment, stage: str, facts: Facts) -> Evidence:
+    """Return the files of the finished blocks, for each block; for a finished stage without blocks, in all."""
+    finished = is_finished(experiment, stage)
+    done = sum(one.get("blocks" if finished else "blocks_done", 0) for one in passes_of(facts).values())
+    used = disk_use(result_folders(experiment.layout, stage)) if done or finished else DiskUse(complete=False)
+    if not used.complete:
+        return Evidence()
+    unit, each = ("blocks", done) if done else ("one", 1)
+    counted = {"bytes_written": used.size_bytes, "files": used.files}
+    return Evidence("counted on the disk", rates={name: {unit: n / each} for name, n in counted.items()})
+
+
+def _measured(name: str, facts: Facts, found: Facts) -> Evidence:
+    """Return what was measured of a pass, or why nothing was."""
+    if not found or "not known" in found:
+        return Evidence(found.get("not known", ""))
+    on = ", ".join(str(word) for word in (found.get("host"), found.get("device_name", found.get("device"))) if word)
+    device = _device(str(found.get("device", "cpu")) != "cpu")
+    peaks = {RSS: found.get("peak_rss_mib"), VRAM: found.get("device_peak_mib")}
+    rates = {number: {"one": mib * MIB} for number, mib in peaks.items() if mib is not None}
+    if "it_per_s" in found:
+        rates["seconds"] = {"iterations": 1 / found["it_per_s"]}
+        several = ", one process of several, which wait for the slowest" if facts.get("processes", 1) > 1 else ""
+        return Evidence(f"{found['iteration']} iterations measured on {on}", device, rates, several)
+    if found.get("pass", name) != name:
+        return Evidence(f"the pass {name} needs those before it")
+    rates |= {n: {"voxels": found[n] / found["voxels"]} for n in AMOUNTS if found.get(n) is not None}
+    return Evidence(f"one block measured on {on}", device, rates)
+
+
+@cache
+def machines() -> Sequence[Facts]:
+    """Return the shipped table of machines."""
+    text = files("lsdflow_launch.planning").joinpath("machines.toml").read_text(encoding="utf-8")
+    found: Sequence[Facts] = parse_toml(text)["machines"]
+    return found
+
+
+def _table(stage: str, name: str, facts: Facts, job: Job) -> Iterator[Evidence]:
+    """Yield the rows of the shipped table for a pass; of GPUs only the one whose type the jobs ask for, if they do."""
+    key = f"{stage}.{name}" if name and stage != "predict" else stage
+    if stage in TRAININGS:
+        key = "training.acrlsd" if facts.get("kind") == "acrlsd" else "training"
+    for machine in machines():
+        rates = dict(machine["stages"].get(key, {}))
+        at_least, other = rates.pop("at_least", ""), job.gpu_type.lower() not in machine["name"].lower()
+        if rates and machine["device"] == "gpu" and other:
+            yield Evidence(f"the table of machines has no {job.gpu_type}")
+        elif rates:
+            yield Evidence(f"table of machines: {machine['name']}", machine["device"], rates, at_least)
+
+
+def volumes_of(facts: Facts) -> list[Facts]:
+    """Return the volumes in the plan of prepare."""
+    return [volume for volume in facts.values() if isinstance(volume, dict) and "bytes_expected" in volume]
 
 
 def measure(experiment: Experiment, stages: Sequence[str], ask: Ask) -> dict[str, Facts]:
@@ -214,67 +250,21 @@ def measure(experiment: Experiment, stages: Sequence[str], ask: Ask) -> dict[str
     with storage_errors(experiment.layout.root):
         folder = Path(tempfile.mkdtemp(prefix=".measure-", dir=experiment.layout.root))
     try:
-        return {stage: _measured(experiment, stage, folder, ask) for stage in stages}
+        return {stage: _ask_to_measure(experiment, stage, folder / stage, ask) for stage in stages}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _measured(experiment: Experiment, stage: str, folder: Path, ask: Ask) -> Facts:
-    LOG.info("%s: %s measured", stage, "a block is" if stage in BLOCK_STAGES else "some steps are")
-    started = time.monotonic()
+def _ask_to_measure(experiment: Experiment, stage: str, folder: Path, ask: Ask) -> Facts:
+    LOG.info("%s: a block or some steps are measured", stage)
     try:
-        answer = ask(stage, [*stage_arguments("measure", experiment), "--into", str(folder / stage)])
+        answer = ask(stage, [*stage_arguments("measure", experiment), "--into", str(folder)])
     except StageError as error:
         answer = error.as_dict()
-    seconds = time.monotonic() - started
-    shutil.rmtree(folder / stage, ignore_errors=True)
-    if "exit_code" in answer:
-        return {"not known": _why_not(answer)}
-    # Starting the command, opening inputs and loading networks happen once, for any number of blocks.
-    to_start = seconds - answer["seconds"] - answer.get("seconds_of_first_block", 0.0)
-    return {**answer, "seconds_to_start": max(to_start, 0.0)}
-
-
-def _why_not(error: Mapping[str, Any]) -> str:
-    """Return the reason of a failed measurement; with a fix, unless a missing input will be made by the chain."""
-    if error["exit_code"] == MissingInput.exit_code:
-        return f"nothing can be measured yet: {error['what']}"
-    return f"not measured: {error['what']}" + (f" ({fix})" if (fix := fix_of(error)) else "")
-
-
-def require_finished_something(like: Experiment, records: Mapping[str, StageRecord]) -> None:
-    """Raise MissingInput (66) for an experiment of which no stage has finished."""
-    if not any(m.finished for m in records.values()):
-        raise MissingInput(
-            "no stage of that experiment has finished", where=like.layout.root, fix="name one that was run with --like"
-        )
-
-
-def origin_of_recorded_run() -> str:
-    """Return what was run, where and when."""
-    return str(_recorded_content()["origin"])
-
-
-def recorded_run() -> dict[str, StageRecord]:
-    """Return the use of each stage in the recorded run."""
-    return {
-        stage: StageRecord(
-            **{
-                **record,
-                "disk": DiskUse(**record["disk"]),
-                "attempts": {key: AttemptUse(**use) for key, use in record["attempts"].items()},
-            }
-        )
-        for stage, record in _recorded_content()["stages"].items()
-    }
-
-
-def text_of(run: Mapping[str, StageRecord], origin: str) -> str:
-    """Return the text of recorded_run.json; `origin`: what was run, where and when."""
-    stages = {stage: asdict(replace(record, where=RECORDED_RUN)) for stage, record in run.items()}
-    return json.dumps({"origin": origin, "stages": stages}, indent=1, sort_keys=True) + "\n"
-
-
-def _recorded_content() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(files("lsdflow_launch.planning").joinpath(FILE).read_text(encoding="utf-8"))
-    return content
+    shutil.rmtree(folder, ignore_errors=True)
+    if "exit_code" not in answer:
+        return dict(answer)
+    if answer["exit_code"] == MissingInput.exit_code:  # it will be made by the chain
+        return {"not known": f"nothing can be measured yet: {answer['what']}"}
+    fix = fix_of(answer)
+    return {"not known": f"not measured: {answer['what']}" + (f" ({fix})" if fix else "")}

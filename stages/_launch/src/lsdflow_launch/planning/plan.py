@@ -1,57 +1,155 @@
-"""A plan of the whole chain: estimates of all stages, hours by partition, space on the disk, warnings, cost.
+"""A plan of the whole chain: estimates of all stages, space on the disk, warnings of limits, and cost.
 
-The warnings name the limits that a run would reach: the space on the disk, time limits and memory of jobs, the timeout
-of a block. The user names the prices in prices.toml; lsdflow contains none:
+work      seconds in the blocks of all passes, for one worker
+walltime  work / workers at a time + start of the command and serial time of one process
 
-currency = "EUR"           # a label
-months_kept = 3            # how long the results stay on the disk
-
-[offers.on-demand]         # any number of offers, each is a column of the plan
-cpu_hour = 0.05            # one core, one hour
-gpu_hour = 3.0             # one GPU, one hour (in addition to the cores of its machine)
-gb_month = 0.02            # 10^9 bytes, one month
+The user names the prices, in prices.toml (README.md of this package); lsdflow contains none.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from lsdflow_contract.errors import MissingInput
-from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_toml
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.model import StrictModel
+from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.chain import BLOCK_STAGES
 from lsdflow_launch.commands import Ask
-from lsdflow_launch.descriptions import (
-    plans_of,
-)
+from lsdflow_launch.descriptions import plans_of
+from lsdflow_launch.disk import SPARE, FreeSpace, free_space
 from lsdflow_launch.output import duration, size
-from lsdflow_launch.planning.estimate import StageEstimate, estimate
 from lsdflow_launch.planning.evidence import (
+    RSS,
+    VRAM,
     Evidence,
     Facts,
     Quantity,
-    StageRecord,
+    evidence_of,
+    first_known,
+    is_finished,
     measure,
-    record_of,
-    recorded_run,
-    require_finished_something,
+    passes_of,
+    speed_of_training,
     total,
+    volumes_of,
 )
-from lsdflow_launch.planning.resources import DiskUse, FreeSpace, Job, StageWorkers, free_space, workers_of
-from lsdflow_launch.slurm.table import cluster_of
+from lsdflow_launch.planning.jobs import Job, jobs_of
+from lsdflow_launch.slurm.table import ClusterTable, cluster_of
 
 PRICES_FILE = "prices.toml"
-SPARE = 1.1
-DISK = "disk"
-HOURS = ("cpu_hours", "gpu_hours")
+FIXED, TOTAL, DISK = "fixed", "total", "disk"
+LEFT = ("cpu_hours", "gpu_hours", "walltime_s", "bytes_written", "files")
+PLANNED = ("blocks", "voxels", "iterations")
+CHUNK_VOX = 64
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """Numbers of a whole stage, and the share of it that is left to do."""
+
+    numbers: Mapping[str, Quantity]
+    share_left: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the estimate as stored in plan.json."""
+        return {"share_left": self.share_left, **{name: q.as_dict() for name, q in self.numbers.items()}}
+
+    def __getitem__(self, name: str) -> Quantity:
+        return self.numbers.get(name, Quantity(None, "not known for this stage"))
+
+    def left(self, name: str) -> Quantity:
+        """Return a number for the share that is left to do."""
+        return self[name].times(self.share_left) if self.share_left else Quantity(0, "it has finished")
+
+
+def estimate(
+    stage: str, facts: Facts, evidence: Callable[[str], Sequence[Evidence]], job: Job, *, finished: bool
+) -> StageEstimate:
+    """Return all numbers of a stage. facts: its plan. evidence: for each pass by its name."""
+    units = units_of(stage, facts)
+    nothing = facts.get("nothing_to_do") or ("no truth to compare with" if facts.get("truth") is False else "")
+    if nothing or not units:
+        why = Quantity(None, str(nothing or facts.get("not known yet") or "its blocks are not known yet"))
+        return StageEstimate({"seconds": why, "walltime_s": why}, 0.0 if finished or nothing else 1.0)
+    known = {name: evidence(name) for name in units}
+
+    def of_passes(number: str) -> list[Quantity]:
+        return [first_known(known[name], number, one, job) for name, one in units.items()]
+
+    whole, seconds = _sum_of(units), _at_most(total(of_passes("seconds")), facts.get("max_minutes"))
+    numbers = {name: Quantity(whole[name], f"{stage} plan") for name in PLANNED if name in whole}
+    numbers |= {"seconds": seconds, "walltime_s": seconds}
+    numbers |= {number: total(of_passes(number)) for number in ("bytes_written", "files")}
+    numbers |= {number: max(of_passes(number), key=lambda q: q.value or 0) for number in (RSS, VRAM)}
+    numbers |= {} if job.device == "gpu" else {VRAM: Quantity(0, "no GPU is used")}
+    if stage in BLOCK_STAGES:
+        at_a_time = min(job.count, max(one["blocks"] for one in units.values()))
+        parts = (seconds.times(1 / at_a_time), of_passes("outside")[0])
+        numbers["walltime_s"] = total(parts) if seconds.value is not None else seconds
+        numbers["seconds_per_block"] = seconds.times(1 / whole["blocks"])
+        numbers["bytes_read"] = total(of_passes("bytes_read"))
+    coordinator = [numbers["walltime_s"].times(job.coordinator_cores)] if job.coordinator_cores else []
+    numbers["cpu_hours"] = total([seconds.times(job.cores), *coordinator]).times(1 / 3600)
+    no_gpu = Quantity(None, "its share of a GPU is not known") if job.device == "gpu" else Quantity(0, "no GPU is used")
+    numbers["gpu_hours"] = seconds.times(job.gpus / 3600) if job.gpus else no_gpu
+    done = whole["done"] / whole["all"] if whole["all"] else 0.0
+    return StageEstimate(numbers, 0.0 if finished else max(0.0, 1 - done))
+
+
+def units_of(stage: str, facts: Facts) -> dict[str, Facts]:
+    """Return the amounts of work in each pass of a stage by their units, and how much of `all` is `done`.
+
+    The unit `one` does not grow. {} if the amounts are not known yet.
+    """
+    if stage == "prepare":
+        volumes = volumes_of(facts)
+        expected = sum(v["bytes_expected"] for v in volumes)
+        amounts = {"bytes_expected": expected, "voxels": sum(math.prod(v["shape_vox"]) for v in volumes)}
+        done = sum(v["bytes_expected"] for v in volumes if v.get("done"))
+        return {"": {**amounts, "chunks": sum(map(_chunks, volumes)), "one": 1, "all": expected, "done": done}}
+    if "max_iteration" in facts:
+        wanted = facts["max_iteration"] or 0
+        work = wanted * facts.get("multiply_adds", 0) / int(facts.get("processes") or 1)
+        known = {name: amount for name, amount in (("iterations", wanted), ("multiply_adds", work)) if amount}
+        return {"": {**known, "one": 1, "all": wanted, "done": facts.get("done_iterations") or 0}}
+    if "blocks" not in facts:
+        return {}
+    tables = facts.get("tables", 0)
+    return {name: {**_of_blocks(one), "tables": tables} for name, one in passes_of(facts).items()}
+
+
+def _of_blocks(facts: Facts) -> Facts:
+    blocks, read = facts["blocks"], facts.get("voxels_read_with_context", facts["voxels"])
+    return {**facts, "voxels_of_a_block": read / blocks, "one": 1, "all": blocks, "done": facts.get("blocks_done", 0)}
+
+
+def _chunks(volume: Facts) -> int:
+    """Return the files of a volume: one for each chunk of raw, labels and mask."""
+    chunks: int = math.prod(-(-n // CHUNK_VOX) for n in volume["shape_vox"])
+    return chunks * (3 if volume.get("labelled") else 1)
+
+
+def _sum_of(units: Mapping[str, Facts]) -> Facts:
+    """Return the units of all passes together: their blocks are added, and each pass has all voxels."""
+    first = next(iter(units.values()))
+    return {**first, **{n: sum(one[n] for one in units.values()) for n in ("all", "done", "blocks") if n in first}}
+
+
+def _at_most(seconds: Quantity, minutes: float | None) -> Quantity:
+    """Return the seconds of a training, at most its limit."""
+    if minutes is None or (seconds.value is not None and seconds.value <= 60 * minutes):
+        return seconds
+    return Quantity(60 * float(minutes), "its limit, max_minutes")
 
 
 class Offer(StrictModel):
@@ -60,6 +158,7 @@ class Offer(StrictModel):
     cpu_hour: float | None = Field(default=None, ge=0, description="price of one core for one hour")
     gpu_hour: float | None = Field(default=None, ge=0, description="price of one GPU for one hour")
     gb_month: float | None = Field(default=None, ge=0, description="price of 10^9 bytes for one month")
+    fixed_month: float = Field(default=0.0, ge=0, description="price of one month, whatever is computed")
 
 
 class Prices(StrictModel):
@@ -83,18 +182,20 @@ def read_prices(experiment: Experiment, named: Path | None) -> Prices | None:
     return replace(experiment, path=path, tables={"prices": read_toml(path)}).table("prices", Prices)
 
 
-def cost_of(prices: Prices, hours: Mapping[str, Quantity], size_bytes: Quantity) -> dict[str, Quantity]:
-    """Return, by offer, the cost of the remaining hours (cpu_hours, gpu_hours) and of the bytes of the results."""
+def costs_of(prices: Prices, estimates: Mapping[str, StageEstimate]) -> dict[str, dict[str, Quantity]]:
+    """Return by offer the cost of each stage (hours that are left, months of all its bytes), the fixed one, and all."""
     found = {}
     for name, offer in prices.offers.items():
-        gb_months = size_bytes.times(prices.months_kept / 1e9)
-        parts = (
-            (hours["cpu_hours"], offer.cpu_hour),
-            (hours["gpu_hours"], offer.gpu_hour),
-            (gb_months, offer.gb_month),
-        )
-        found[name] = total(_priced(amount, price) for amount, price in parts)
+        parts = {stage: _cost_of(offer, prices.months_kept, e) for stage, e in estimates.items()}
+        parts[FIXED] = Quantity(offer.fixed_month * prices.months_kept, f"{prices.months_kept:g} months")
+        found[name] = {**parts, TOTAL: total(parts.values())}
     return found
+
+
+def _cost_of(offer: Offer, months: float, estimated: StageEstimate) -> Quantity:
+    gb_months = estimated["bytes_written"].times(months / 1e9)
+    amounts = ((estimated.left("cpu_hours"), offer.cpu_hour), (estimated.left("gpu_hours"), offer.gpu_hour))
+    return total(_priced(amount, price) for amount, price in (*amounts, (gb_months, offer.gb_month)))
 
 
 def _priced(amount: Quantity, price: float | None) -> Quantity:
@@ -112,104 +213,86 @@ class PlanWarning:
     fix: str
     certain: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the warning as stored in plan.json."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """The options of `lsdflow plan`."""
-
-    measure: bool = False
-    like: Path | None = None
-    prices: Path | None = None
-    on_slurm: bool | None = None
-    volume_shape: Vox3 | None = None
-
 
 @dataclass(frozen=True)
 class Plan:
-    """All that `lsdflow plan` reports. `facts`: the answers of `<stage> plan`."""
+    """All that `lsdflow plan` reports. facts: the answers of `<stage> plan`. costs: offer -> stage, fixed or total."""
 
-    facts: dict[str, Facts]
-    estimates: dict[str, StageEstimate]
-    workers: dict[str, StageWorkers]
+    facts: Mapping[str, Facts]
+    estimates: Mapping[str, StageEstimate]
+    jobs: Mapping[str, Job]
     disk: FreeSpace
     on_slurm: bool
-    warnings: list[PlanWarning]
-    costs: dict[str, Quantity] = field(default_factory=dict)
+    costs: Mapping[str, Mapping[str, Quantity]]
     currency: str = ""
-    written: float = field(default_factory=time.time)
+    warnings: Sequence[PlanWarning] = ()
 
     def left(self, name: str) -> Quantity:
         """Return a number summed over all stages, for the share that is left to do."""
-        return _sum_of_left(name, list(self.estimates.values()))
-
-    def by_partition(self) -> dict[str, dict[str, Quantity]]:
-        """Return the remaining hours, by the partition of the workers of a stage."""
-        found: dict[str, dict[str, Quantity]] = {}
-        for partition in dict.fromkeys(a.workers.partition for a in self.workers.values()):
-            stages = [s for s, a in self.workers.items() if a.workers.partition == partition]
-            estimates = [self.estimates[s] for s in stages]
-            found[partition] = {name: _sum_of_left(name, estimates) for name in (*HOURS, "walltime_s")}
-        return found
+        parts = [estimated.left(name) for estimated in self.estimates.values() if estimated.share_left]
+        return total(parts) if parts else Quantity(0, "all is done")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as stored in plan.json."""
         return {
-            "written": self.written,
+            "written": time.time(),
             "workers": "slurm" if self.on_slurm else "local",
             "stages": {stage: e.as_dict() for stage, e in self.estimates.items()},
-            "left_by_partition": {
-                p: {name: q.as_dict() for name, q in numbers.items()} for p, numbers in self.by_partition().items()
-            },
-            "bytes_to_come": self.left("bytes_written").as_dict(),
-            "files_to_come": self.left("files").as_dict(),
-            "free_bytes": self.disk.free_bytes,
-            "free_files": self.disk.free_files,
-            "warnings": [warn.as_dict() for warn in self.warnings],
-            "cost": {offer: q.as_dict() for offer, q in self.costs.items()},
+            "left": {name: self.left(name).as_dict() for name in LEFT},
+            **asdict(self.disk),
+            "warnings": [asdict(warn) for warn in self.warnings],
+            "cost": {offer: {what: q.as_dict() for what, q in parts.items()} for offer, parts in self.costs.items()},
             "currency": self.currency,
         }
 
 
-def _sum_of_left(name: str, estimates: list[StageEstimate]) -> Quantity:
-    left = [e[name].times(e.share_left) for e in estimates if e.share_left > 0]
-    return total(left) if left else Quantity(0, "all is done")
-
-
-def make_plan(experiment: Experiment, options: PlanOptions, ask: Ask) -> Plan:
+def make_plan(
+    experiment: Experiment,
+    ask: Ask,
+    *,
+    prices: Prices | None = None,
+    on_slurm: bool | None = None,
+    volume_shape: Vox3 | None = None,
+    workers: int = 0,
+    measured: bool = False,
+) -> Plan:
     """Run `plan` of all stages, measure if requested, and estimate every stage.
 
-    Raises the errors of the experiment and prices files, and MissingInput (66) for a --like without a finished stage.
+    on_slurm: None: as configured. volume_shape: of another target, in voxels. workers: of each stage with blocks; 0: as
+    configured. Raises the errors of the experiment.
     """
-    prices = read_prices(experiment, options.prices)
-    on_slurm = experiment.uses_cluster if options.on_slurm is None else options.on_slurm
-    evidence = _gather(experiment, options, ask)
-    workers = {s: workers_of(experiment, s, e.here.facts, on_slurm=on_slurm) for s, e in evidence.items()}
-    evidence = {s: replace(e, has_gpu=workers[s].workers.gpus > 0) for s, e in evidence.items()}
-    estimates = {s: estimate(s, evidence[s], workers[s]) for s in evidence}
-    facts = {stage: e.here.facts for stage, e in evidence.items()}
-    plan = Plan(facts, estimates, workers, free_space(experiment.layout.root), on_slurm, [])
-    plan.warnings.extend(warnings_of(experiment, plan))
-    if prices is not None:
-        hours = {name: plan.left(name) for name in HOURS}
-        size = total(e["bytes_written"] for e in estimates.values())
-        plan.costs.update(cost_of(prices, hours, size))
-    currency = prices.currency if prices is not None else ""
-    return Plan(facts, estimates, workers, plan.disk, on_slurm, plan.warnings, plan.costs, currency)
+    on_slurm = experiment.uses_cluster if on_slurm is None else on_slurm
+    here = plans_of(experiment, ask)
+    facts = here if volume_shape is None else plans_of(experiment, ask, volume_shape)
+    found = measure(experiment, _stages_to_measure(experiment, here), ask) if measured else {}
+    jobs = {s: jobs_of(experiment, s, wanted, on_slurm=on_slurm, workers=workers) for s, wanted in facts.items()}
+    estimates = {}
+    for stage, wanted in facts.items():
+        evidence = evidence_of(experiment, stage, here[stage], found.get(stage, {}), jobs[stage])
+        finished = is_finished(experiment, stage) and (volume_shape is None or stage in TRAININGS)
+        estimates[stage] = estimate(stage, wanted, evidence, jobs[stage], finished=finished)
+    costs, currency = (costs_of(prices, estimates), prices.currency) if prices else ({}, "")
+    plan = Plan(facts, estimates, jobs, free_space(experiment.layout.root), on_slurm, costs, currency)
+    return replace(plan, warnings=[*_warnings_of(experiment, plan)])
 
 
-def warnings_of(experiment: Experiment, plan: Plan) -> list[PlanWarning]:
-    """Return warnings about the limits that a run of this plan would reach."""
-    found = [*_disk_warnings(plan)]
+def _stages_to_measure(experiment: Experiment, facts: Mapping[str, Facts]) -> list[str]:
+    """Return the stages that can compute a block or a step now; a training that has begun reports its own speed."""
+    left = {stage: plan for stage, plan in facts.items() if not is_finished(experiment, stage)}
+    steps = [s for s, plan in left.items() if "max_iteration" in plan and not speed_of_training(experiment, s)]
+    return [*steps, *(stage for stage, plan in left.items() if "blocks" in plan)]
+
+
+def _warnings_of(experiment: Experiment, plan: Plan) -> Iterator[PlanWarning]:
+    """Yield warnings about the limits that a run of this plan would reach."""
+    yield from _disk_warnings(plan)
     for stage, estimated in plan.estimates.items():
-        if estimated.share_left > 0 and stage in BLOCK_STAGES:
-            found += _block_time_warnings(experiment, stage, estimated)
-        if estimated.share_left > 0 and plan.on_slurm:
-            found += _job_warnings(experiment, plan, stage)
-    return found
+        per_block, limit = estimated["seconds_per_block"].value, experiment.compute.block_timeout_s
+        if estimated.share_left and per_block is not None and per_block > limit:
+            what = f"a block takes {duration(per_block)}, compute.block_timeout_s is {duration(limit)}"
+            yield PlanWarning(stage, what, f"compute.block_timeout_s = {10 * per_block:.0f}")
+        if estimated.share_left and plan.on_slurm:
+            yield from _job_warnings(cluster_of(experiment), stage, estimated, plan.jobs[stage])
 
 
 def _disk_warnings(plan: Plan) -> Iterator[PlanWarning]:
@@ -223,74 +306,24 @@ def _disk_warnings(plan: Plan) -> Iterator[PlanWarning]:
         yield PlanWarning(DISK, what, "larger blocks make fewer files; or ask for more inodes", certain=True)
 
 
-def _block_time_warnings(experiment: Experiment, stage: str, estimated: StageEstimate) -> Iterator[PlanWarning]:
-    per_block, limit = estimated["seconds_per_block"], experiment.compute.block_timeout_s
-    if per_block.value is not None and per_block.value > limit:
-        what = f"a block takes {duration(per_block.value)}, compute.block_timeout_s is {duration(limit)}"
-        yield PlanWarning(stage, what, f"compute.block_timeout_s = {10 * per_block.value:.0f}")
-
-
-def _job_warnings(experiment: Experiment, plan: Plan, stage: str) -> Iterator[PlanWarning]:
-    table, stage_workers, estimated = cluster_of(experiment), plan.workers[stage], plan.estimates[stage]
-    walltime, starts = estimated["walltime_s"].times(estimated.share_left), table.max_restarts + 1
-    whole = stage_workers.coordinator or stage_workers.workers
-    key = f"cluster.{stage}.time"
-    if walltime.value is not None and whole.time_limit_s and walltime.value > whole.time_limit_s - table.warn_s:
-        what = f"{_about(walltime, duration)} of work, {key} is {duration(whole.time_limit_s)}: the job comes back "
-        enough = walltime.value <= starts * (whole.time_limit_s - table.warn_s)
-        what += "into the queue and resumes" if enough else f"{table.max_restarts} times, which is not enough"
-        yield PlanWarning(
-            stage, what, f"{key} or more workers" if enough else f"more of {key}, or cluster.max_restarts"
-        )
-    yield from _worker_warnings(stage, estimated, stage_workers.workers, table.warn_s)
-
-
-def _worker_warnings(stage: str, estimated: StageEstimate, workers: Job, warn_s: int) -> Iterator[PlanWarning]:
-    prefix = "worker_" if stage in BLOCK_STAGES else ""
-    block, rss = estimated["seconds_per_block"].value, estimated["rss_per_worker_bytes"].value
-    if block is not None and workers.time_limit_s and block > workers.time_limit_s - warn_s:
-        what = f"a block takes {duration(block)}, a worker has {duration(workers.time_limit_s)}: no block is ever done"
-        yield PlanWarning(stage, what, f"more of cluster.{stage}.{prefix}time, or smaller blocks")
-    if rss is not None and workers.memory_bytes and rss > workers.memory_bytes:
-        what = f"a worker needs {size(rss)}, it asks for {size(workers.memory_bytes)}"
-        yield PlanWarning(stage, what, f"more of cluster.{stage}.{prefix}mem, or smaller blocks")
+def _job_warnings(table: ClusterTable, stage: str, estimated: StageEstimate, job: Job) -> Iterator[PlanWarning]:
+    walltime, limit, key = estimated.left("walltime_s"), job.stage_limit_s, f"cluster.{stage}.time"
+    if walltime.value is not None and limit and walltime.value > limit - table.warn_s:
+        what = f"{_about(walltime, duration)} of work, {key} is {duration(limit)}: the job comes back "
+        if walltime.value <= (table.max_restarts + 1) * (limit - table.warn_s):
+            yield PlanWarning(stage, f"{what}into the queue and resumes", f"{key} or more workers")
+        else:
+            what += f"{table.max_restarts} times, which is not enough"
+            yield PlanWarning(stage, what, f"more of {key}, or cluster.max_restarts")
+    of_jobs = f"cluster.{stage}.{'worker_' if stage in BLOCK_STAGES else ''}"
+    block, rss = estimated["seconds_per_block"].value, estimated[RSS].value
+    if block is not None and job.time_limit_s and block > job.time_limit_s - table.warn_s:
+        what = f"a block takes {duration(block)}, a worker has {duration(job.time_limit_s)}: no block is ever done"
+        yield PlanWarning(stage, what, f"more of {of_jobs}time, or smaller blocks")
+    if rss is not None and job.memory_bytes and rss > job.memory_bytes:
+        what = f"a worker needs {size(rss)}, it asks for {size(job.memory_bytes)}"
+        yield PlanWarning(stage, what, f"more of {of_jobs}mem, or smaller blocks")
 
 
 def _about(quantity: Quantity, text: Any) -> str:
     return f"{'at least ' if quantity.at_least else 'about '}{text(quantity.value)}"
-
-
-def _gather(experiment: Experiment, options: PlanOptions, ask: Ask) -> dict[str, Evidence]:
-    facts = plans_of(experiment, ask, options.volume_shape)
-    like = [_like(options.like, ask)]
-    if options.volume_shape is None:
-        here = {stage: record_of(experiment, stage, answer) for stage, answer in facts.items()}
-    else:
-        here = {stage: StageRecord(answer, DiskUse()) for stage, answer in facts.items()}
-        like.append(_records_of(experiment, ask))
-    measured = measure(experiment, _stages_to_measure(here), ask) if options.measure else {}
-    like.append(recorded_run())
-    known = {
-        stage: [records[stage] for records in like if stage in records and records[stage].finished] for stage in here
-    }
-    return {stage: Evidence(record, measured.get(stage, {}), tuple(known[stage])) for stage, record in here.items()}
-
-
-def _stages_to_measure(here: Mapping[str, StageRecord]) -> list[str]:
-    """Return the stages that can compute a block or a step now, without trainings whose speed is already recorded."""
-    blocks = [s for s, record in here.items() if s in BLOCK_STAGES and "blocks" in record.facts and not record.finished]
-    steps = [s for s, record in here.items() if "max_iteration" in record.facts and not record.manifest.get("it_per_s")]
-    return [*steps, *blocks]
-
-
-def _like(folder: Path | None, ask: Ask) -> dict[str, StageRecord]:
-    if folder is None:
-        return {}
-    other = load_experiment(folder)
-    records = _records_of(other, ask, str(folder))
-    require_finished_something(other, records)
-    return records
-
-
-def _records_of(experiment: Experiment, ask: Ask, where: str = "this experiment") -> dict[str, StageRecord]:
-    return {stage: record_of(experiment, stage, facts, where) for stage, facts in plans_of(experiment, ask).items()}

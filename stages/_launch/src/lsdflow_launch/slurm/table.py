@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -20,6 +21,7 @@ from lsdflow_launch.chain import BLOCK_STAGES
 GPU_STAGES = ("train-lsd", "train-acrlsd", "predict")
 # SLURM's default MaxArraySize is 1001.
 MOST_WORKERS = 1000
+_UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # Options that the wrappers set themselves, or that would run other commands or carry secrets.
 RESERVED_OPTIONS = (
     *("array", "chdir", "dependency", "error", "export", "job-name", "kill-on-invalid-dep", "open-mode", "output"),
@@ -182,6 +184,21 @@ def _resources(
     chosen: dict[str, Any] = {"PARTITION": partition, "CPUS": cpus, "MEM": mem, "TIME": time, "GRES": gres}
     chosen |= {k.upper(): v for k, v in table.model_dump(include=set(JobTable.model_fields)).items() if v is not None}
     return {f"{prefix}_{key}": str(value) for key, value in {**chosen, **more}.items() if value != ""}
+
+
+def memory_bytes(text: str) -> int:
+    """Return the bytes of sbatch's --mem: a number in MiB, or with a unit."""
+    found = re.fullmatch(r"(\d+)([KMGT]?)", text)
+    return int(found[1]) * _UNITS[found[2]] if found else 0
+
+
+def time_limit_s(text: str) -> float:
+    """Return the seconds of sbatch's --time: minutes, m:s, h:m:s or days-hours[:minutes[:seconds]]."""
+    days, dash, clock = text.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    parts = parts if dash or len(parts) == 3 else [0, *parts]
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return float(int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds)
 
 
 def require_block_stage(stage: str) -> None:

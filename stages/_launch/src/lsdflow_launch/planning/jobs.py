@@ -1,0 +1,81 @@
+"""The workers of a stage, as the configuration gives them: here, or as SLURM jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lsdflow_contract.experiment import Experiment
+from lsdflow_launch.chain import BLOCK_STAGES
+from lsdflow_launch.slurm.table import GPU_STAGES, cluster_of, job_settings, memory_bytes, time_limit_s
+
+LOCAL = "this machine"
+_GPU_RESOURCES = re.compile(r"(^|,)(gpu|shard|mps)\b")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The jobs that compute a stage, `count` at a time. None: no limit, or not known.
+
+    device: where their networks run, "cpu" or "gpu". gpus: of each job, a fraction if workers share a GPU. gpu_type: as
+    SLURM names it. stage_limit_s: of the whole stage, whose coordinator has `coordinator_cores`.
+    """
+
+    partition: str = LOCAL
+    count: int = 1
+    cores: int = 1
+    device: str = "cpu"
+    gpus: float = 0
+    gpu_type: str = ""
+    memory_bytes: int | None = None
+    time_limit_s: float | None = None
+    coordinator_cores: int = 0
+    stage_limit_s: float | None = None
+
+
+def jobs_of(experiment: Experiment, stage: str, facts: Mapping[str, Any], *, on_slurm: bool, workers: int = 0) -> Job:
+    """Return the jobs of a stage with the plan `facts`; of a stage with blocks `workers` jobs, if that is not 0.
+
+    Raises ConfigError (78) for a wrong [cluster].
+    """
+    return (_slurm_job if on_slurm else _local_job)(experiment, stage, facts, workers)
+
+
+def _local_job(experiment: Experiment, stage: str, facts: Mapping[str, Any], workers: int) -> Job:
+    compute, on_gpu = experiment.compute, str(facts.get("device", "")).startswith("cuda")
+    device = "gpu" if on_gpu else "cpu"
+    if stage in BLOCK_STAGES:
+        count = workers or (1 if compute.runner == "serial" else compute.workers)
+        gpus = min(count, int(facts.get("gpus", 1))) / count if on_gpu else 0
+        return Job(count=count, cores=compute.threads_per_worker, device=device, gpus=gpus)
+    processes = int(facts.get("processes") or 1)
+    return Job(cores=int(facts.get("workers") or 0) + processes, device=device, gpus=processes if on_gpu else 0)
+
+
+def _slurm_job(experiment: Experiment, stage: str, _facts: Mapping[str, Any], workers: int) -> Job:
+    table, device = cluster_of(experiment), experiment.compute.device
+    settings = job_settings(table, experiment)
+    own = stage.upper().replace("-", "_")
+    job = f"{own}_WORKER" if stage in BLOCK_STAGES else own
+    nodes, gres, partition = (settings.get(f"{job}_{key}", "") for key in ("NODES", "GRES", "PARTITION"))
+    gpus = [part.split(":")[1:] for part in gres.split(",") if part.split(":")[0] == "gpu"]
+    asked = _GPU_RESOURCES.search(gres) or any(option.startswith("--gpu") for option in table.options)
+    # Some clusters give the GPUs of a partition without being asked.
+    may_have_gpus = asked or partition == table.partition_gpu != table.partition_cpu
+    on_gpu = stage in GPU_STAGES and (device.startswith("cuda") or (device == "auto" and may_have_gpus))
+    wanted = int(settings.get(f"{own}_WORKERS", 1))
+    return Job(
+        partition=partition or "default",
+        count=(workers if stage in BLOCK_STAGES else 0)
+        or min(wanted, int(settings.get(f"{own}_WORKERS_AT_ONCE", wanted))),
+        cores=int(settings[f"{job}_CPUS"]) * int(nodes or 1),
+        device="gpu" if on_gpu else "cpu",
+        gpus=sum(int(words[-1]) if words and words[-1].isdigit() else 1 for words in gpus) * int(nodes or 1),
+        gpu_type=next((words[0] for words in gpus if words and not words[0].isdigit()), ""),
+        memory_bytes=memory_bytes(settings[f"{job}_MEM"]),
+        time_limit_s=time_limit_s(settings[f"{job}_TIME"]),
+        coordinator_cores=int(settings[f"{own}_CPUS"]) if stage in BLOCK_STAGES else 0,
+        stage_limit_s=time_limit_s(settings[f"{own}_TIME"]),
+    )
