@@ -107,6 +107,30 @@ def _shards_without_sharding(path: Path) -> None:
     (path / "8_8_8" / "0.shard").write_bytes(b"1234")
 
 
+def _info(path: Path, **scale: Any) -> None:
+    """Change the metadata of the scale of a precomputed volume."""
+    info = json.loads((path / "info").read_text())
+    info["scales"][0] |= scale
+    (path / "info").write_text(json.dumps(info))
+
+
+def _another_corner(path: Path) -> None:
+    _info(precomputed(path), voxel_offset=[0, 0, 0])
+
+
+def _smaller_chunks(path: Path) -> None:
+    _info(precomputed(path), chunk_sizes=[[4, 3, 2]])
+
+
+def _shards(path: Path) -> Path:
+    sharding = {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity", "preshift_bits": 0}
+    return precomputed(path, sharding={**sharding, "minishard_bits": 1, "shard_bits": 0})
+
+
+def _shard_of_another_name(path: Path) -> None:
+    (_shards(path) / "8_8_8" / "0.shard").rename(path / "8_8_8" / "00.shard")
+
+
 @pytest.mark.parametrize(
     ("make", "setting"),
     [
@@ -117,6 +141,9 @@ def _shards_without_sharding(path: Path) -> None:
         (_flat_n5, "N5 format"),
         (_packed_with_an_unknown_ending, "info"),
         (_shards_without_sharding, "info"),
+        (_another_corner, "info"),
+        (_smaller_chunks, "info"),
+        (_shard_of_another_name, "info"),
     ],
 )
 def test_data_files_of_which_none_is_a_chunk_are_never_called_sparse(
@@ -149,6 +176,90 @@ def test_missing_chunks_of_a_sparse_volume_are_read_as_the_fill_value(tmp_path: 
         assert (source.read(source.box)[:3, 4:8, :5] == 7).all()
         with pytest.raises(BadData, match="never written"):
             refuse_missing_chunks(source, source.box, sparse=False)
+
+
+def _one_nested(path: Path) -> None:
+    zarr_array(path)
+    (path / "0" / "1").mkdir(parents=True)
+    (path / "0.1.0").rename(path / "0" / "1" / "0")
+
+
+def _one_of_an_unknown_ending(path: Path) -> None:
+    file = sorted((precomputed(path) / "8_8_8").iterdir())[0]
+    file.rename(f"{file}.lz4")
+
+
+def _x_and_z_exchanged(path: Path) -> None:
+    edit(n5_array(path) / "attributes.json", dimensions=SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(_one_nested, "0/1/0"), (_one_of_an_unknown_ending, ".lz4"), (_x_and_z_exchanged, "2/"), (_shards, None)],
+)
+def test_files_that_are_no_chunks_are_named_where_chunks_are_missing(
+    tmp_path: Path, make: Change, name: str | None
+) -> None:
+    """Advice to read the missing ones as zeros would give zeros in place of voxels that are there."""
+    make(tmp_path / "a")
+    with open_source(tmp_path / "a") as source:
+        found = source.other_file()
+        assert found == name or (found is not None and str(name) in found)
+        if name is not None:
+            assert refuse_missing_chunks(source, source.box, sparse=True) > 0
+            with pytest.raises(BadData, match=r"is there, but no chunk") as caught:
+                refuse_missing_chunks(source, source.box, sparse=False)
+            assert "sparse" not in caught.value.message()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_volume_without_any_chunk_is_never_sparse(tmp_path: Path, sparse: bool) -> None:
+    folder = _shards(tmp_path / "a")
+    _info(folder, sharding=json.loads((folder / "info").read_text())["scales"][0]["sharding"] | {"minishard_bits": 0})
+    with open_source(folder) as source, pytest.raises(BadData, match="never written") as caught:
+        refuse_missing_chunks(source, source.box, sparse=sparse)
+    assert "sparse" not in caught.value.message()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_chunks_whose_names_do_not_say_whether_they_are_gzip_are_read(tmp_path: Path, named: bool) -> None:
+    """Some downloads unpack files and keep their names, others keep them packed under plain names."""
+    folder = precomputed(tmp_path / "a")
+    for file in list((folder / "8_8_8").iterdir()):
+        if named:
+            file.rename(f"{file}.gz")
+        else:
+            file.write_bytes(PACKINGS[".gz"](file.read_bytes()))
+    with open_source(folder) as source:
+        np.testing.assert_array_equal(source.read(source.box), RAW)
+
+
+def test_the_finest_scale_is_read_whatever_the_order(tmp_path: Path) -> None:
+    folder = precomputed(tmp_path / "a")
+    info = json.loads((folder / "info").read_text())
+    info["scales"].insert(0, info["scales"][0] | {"key": "16_16_16", "resolution": [16, 16, 16], "size": [7, 5, 3]})
+    (folder / "info").write_text(json.dumps(info))
+    with open_source(folder) as source:
+        np.testing.assert_array_equal(source.read(source.box), RAW)
+    with open_source(folder, "16_16_16") as source:
+        assert source.shape_vox == (3, 5, 7)
+    image = zarr.open_group(tmp_path / "b.zarr", zarr_format=2)
+    axes = [{"name": name, "type": "space", "unit": "nanometer"} for name in "zyx"]
+    for path, size, data in (("1", 16.0, RAW[::2, ::2, ::2]), ("0", 8.0, RAW)):
+        zarr.create_array(tmp_path / "b.zarr" / path, data=data, zarr_format=2)
+        level = {"path": path, "coordinateTransformations": [{"type": "scale", "scale": [size] * 3}]}
+        levels = [*image.attrs.get("multiscales", [{"datasets": []}])[0]["datasets"], level]
+        image.attrs["multiscales"] = [{"version": "0.4", "axes": axes, "datasets": levels}]
+    with open_source(tmp_path / "b.zarr") as source:
+        np.testing.assert_array_equal(source.read(source.box), RAW)
+
+
+def test_blocks_of_n5_of_varying_length_are_not_called_damaged(tmp_path: Path) -> None:
+    file = n5_array(tmp_path / "a") / "0" / "0" / "0"
+    file.write_bytes(b"\0\1" + file.read_bytes()[2:])
+    with open_source(tmp_path / "a") as source, pytest.raises(BadData, match="varying length") as caught:
+        source.read(source.box)
+    assert "re-copy" not in caught.value.fix
 
 
 def _packed(name: str) -> Callable[[bytes], bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import tracemalloc
 from collections.abc import Callable
@@ -135,6 +136,26 @@ def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
         open_source(tmp_path / "a.raw")
     for name in ("zarr", "N5", "HDF5", "TIFF", "precomputed"):
         assert name in caught.value.wanted
+
+
+def test_a_pipe_is_no_volume(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(BadData, match="no volume format") as caught:
+        open_source(tmp_path / "a")
+    assert "pipe" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("inside", "advice"),
+    [("em/s_0.tif", "name the container itself, not a folder around it: {}/em"), ("em/a.h5", "{}/em/a.h5"),
+     ("color/1/z0/x0.wkw", "webknossos"), ("em/readme", "name the container itself")],
+)  # fmt: skip
+def test_a_folder_around_a_volume_is_refused_with_what_is_in_it(tmp_path: Path, inside: str, advice: str) -> None:
+    (tmp_path / inside).parent.mkdir(parents=True)
+    (tmp_path / inside).write_bytes(b"\0" * 8)
+    with pytest.raises(BadData, match="no volume format") as caught:
+        open_source(tmp_path)
+    assert advice.format(tmp_path) in caught.value.fix
 
 
 def test_name_without_content_is_no_format(tmp_path: Path) -> None:
@@ -309,13 +330,43 @@ def _open_hdf5_of_a_link_to_itself(folder: Path) -> None:
     open_source(folder / "a.h5", "raw")
 
 
+def _open_hdf5_of_a_link_to_nothing(folder: Path) -> None:
+    with h5py.File(folder / "a.b.h5", "w") as file:
+        file["other"] = DATA
+    with h5py.File(folder / "a.h5", "w") as file:
+        file["raw"] = h5py.ExternalLink("a.b.h5", "raw")
+    with pytest.raises(MissingInput, match="to which a link leads") as caught:
+        open_source(folder / "a.h5", "raw")
+    raise BadData("", where=caught.value.where)
+
+
+def _open_zarr_of_too_many_voxels(folder: Path) -> None:
+    array = zarr.create_array(folder / "a.zarr", shape=DATA.shape, dtype="u1", zarr_format=2)
+    stored = json.loads((folder / "a.zarr" / ".zarray").read_text())
+    (folder / "a.zarr" / ".zarray").write_text(json.dumps({**stored, "shape": [10**30, *array.shape[1:]]}))
+    open_source(folder / "a.zarr")
+
+
 @pytest.mark.parametrize(
-    "open_it", [_open_zarr_of_empty_chunks, _open_n5_of_empty_blocks, _open_hdf5_of_a_link_to_itself]
+    "open_it",
+    [
+        _open_zarr_of_empty_chunks,
+        _open_n5_of_empty_blocks,
+        _open_hdf5_of_a_link_to_itself,
+        _open_hdf5_of_a_link_to_nothing,
+        _open_zarr_of_too_many_voxels,
+    ],
 )
 def test_metadata_that_cannot_be_true_are_bad_data_with_the_place(open_it: Opener, tmp_path: Path) -> None:
     with pytest.raises(BadData) as caught:
         open_it(tmp_path)
     assert str(tmp_path / "a.") in caught.value.where
+
+
+def test_a_stated_voxel_size_of_0_is_no_obstacle_if_the_user_gives_one(container: Path) -> None:
+    (container / DATASET / ".zattrs").write_text('{"resolution": [0, 0, 0], "offset": [8, 0, 0]}')
+    with open_source(container, DATASET) as volume:
+        assert volume.geometry(voxel_size_nm=(4.0, 4.0, 4.0)).offset_nm == (8.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("size_nm", [1e308, 1e-300])

@@ -177,6 +177,16 @@ def test_white_is_zero_of_signed_or_real_numbers_is_refused(tmp_path: Path, dtyp
     refused(pages(tmp_path / "a.tif", RAW.astype(dtype), photometric="miniswhite"), "WhiteIsZero", np.dtype(dtype).name)
 
 
+@pytest.mark.parametrize("bits", [1, 8])
+def test_labels_and_masks_keep_the_stored_numbers_of_white_is_zero(tmp_path: Path, bits: int) -> None:
+    """tifffile stores a bool mask as WhiteIsZero: inverted, it would train on all that it excludes."""
+    mask = RAW > 60 if bits == 1 else RAW
+    tifffile.imwrite(tmp_path / "a.tif", mask, photometric=None if bits == 1 else "miniswhite")
+    with open_source(tmp_path / "a.tif") as volume:
+        np.testing.assert_array_equal(volume.as_numbers().read(volume.box), mask)
+        np.testing.assert_array_equal(volume.read(volume.box), ~mask)
+
+
 @pytest.mark.parametrize("folder", [False, True])
 def test_pages_of_both_kinds_are_read_as_viewers_show_them(tmp_path: Path, folder: bool) -> None:
     planes = [255 - plane if number % 2 else plane for number, plane in enumerate(RAW)]
@@ -203,6 +213,16 @@ def test_a_page_with_a_palette_among_others_is_refused(tmp_path: Path) -> None:
     pages(tmp_path / "0.tif", RAW[:1])
     pages(tmp_path / "1.tif", RAW[1:2], photometric="palette", colormap=COLOURS)
     refused(tmp_path, "1.tif", "palette")
+
+
+def test_pages_of_several_sections_are_not_called_missing(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", np.pad(RAW, ((0, 7), (0, 0), (0, 0))), tile=(16, 16, 16))
+    assert "missing" not in refused(tmp_path / "a.tif", "a page of the TIFF is no image", "y, x").message()
+
+
+def test_one_slice_of_a_folder_is_refused_with_the_advice_to_name_the_folder(tmp_path: Path) -> None:
+    assert "all sections" in refused(slices(tmp_path, ["s_0"]) / "s_0.tif", "one picture").fix
+    assert "the folder" in refused(slices(tmp_path, ["s_0", "s_1"]) / "s_0.tif", "one picture").fix
 
 
 # Metadata that name planes

@@ -71,6 +71,15 @@ def test_labels_that_do_not_cover_exactly_raw_are_refused_naming_both_shapes(beg
     assert "(100, 200, 300)" in caught.value.wanted
 
 
+def test_labels_of_the_shape_of_raw_are_not_advised_to_be_padded() -> None:
+    """A TIFF begins at 0 nm: cut or padded to where it meets raw, its labels would lie at the wrong voxels."""
+    placed = lay_on(labels((0.0, 0.0, 0.0), RAW.shape_vox), RAW, "ids", "raw")
+    with pytest.raises(BadData) as caught:
+        require_cover(placed, RAW.box, RAW.box, "raw", pad_labels=False)
+    assert "pad_labels" not in caught.value.fix
+    assert "offset" in caught.value.fix
+
+
 def test_a_region_needs_labels_only_there() -> None:
     placed = lay_on(RAW, RAW, "ids", "raw")._replace(box=Box((10, 10, 10), (50, 50, 50)))
     wanted = Box((20, 20, 20), (10, 10, 10))

@@ -166,6 +166,21 @@ def test_tiff_of_16_bits_with_typed_size_and_range(tmp_path: Path, put: Put, exp
     np.testing.assert_array_equal(made(loaded, RAW.dataset), wanted)
 
 
+@pytest.mark.parametrize("bits", [1, 8])
+def test_a_mask_in_a_tiff_trains_where_it_is_set(
+    put: Put, experiment: Make, raw: np.ndarray, ids: np.ndarray, bits: int
+) -> None:
+    """tifffile and ImageJ save such masks as WhiteIsZero, which is about how they are shown."""
+    container = put("volumes/raw", raw, offset=None)
+    put("volumes/labels/neuron_ids", ids, offset=None)
+    mask = np.zeros(raw.shape, bool if bits == 1 else np.uint8)
+    mask[10:40] = 1
+    tifffile.imwrite(container.parent / "mask.tif", mask, photometric="miniswhite")
+    loaded = experiment(mask="../mask.tif", voxel_size="8 nm", mask_dataset="")
+    Prepare().run(loaded)
+    np.testing.assert_array_equal(made(loaded, MASK.dataset), mask)
+
+
 def test_chosen_channel_of_several(put: Put, experiment: Make, raw: np.ndarray) -> None:
     zarr.create_array(put("x", raw) / "two", data=np.stack([raw, 255 - raw]), attributes={"resolution": [8, 8, 8]})
     loaded = experiment({"target": {"raw": "../a.zarr", "raw_dataset": "two", "raw_channel": 1}})

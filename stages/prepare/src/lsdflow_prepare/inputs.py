@@ -140,7 +140,7 @@ def open_inputs(
             with findings.collecting():
                 source = _open_overlay(spec.dataset, table, resolve)
                 if source is not None:
-                    opened.enter_context(source)
+                    source = opened.enter_context(source).as_numbers()
                     _check_overlay(spec.dataset, source, table, inputs)
         if inputs is None or len(findings.errors) > found:
             return None

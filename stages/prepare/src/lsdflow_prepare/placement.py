@@ -81,8 +81,8 @@ def require_cover(placed: Placed, region: Box, whole: Box, raw_where: str, pad_l
     exact = placed.box == region if region == whole else covered == region
     if exact or (pad_labels and not covered.is_empty):
         return covered
-    fix = "correct the offset in the metadata of one of the two"
-    if not covered.is_empty:
+    fix = "correct the offset in the metadata of one of the two (a TIFF has none: convert it to zarr)"
+    if not covered.is_empty and placed.box.shape_vox != whole.shape_vox:
         fix = "take the common region with roi, or set pad_labels = true to ignore what labels do not cover"
     raise BadData(
         f"{placed.where} and raw do not cover the same region",

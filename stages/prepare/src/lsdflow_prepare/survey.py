@@ -35,8 +35,9 @@ def survey(inputs: VolumeInputs, findings: Findings, seconds: float) -> None:
         with findings.collecting():
             missing = refuse_missing_chunks(source, box, inputs.table.sparse)
             if missing:
-                fill = source.grid.fill_value or 0
-                findings.warn(inputs.name, f"{missing} chunks do not exist in {source.where}, they are read as {fill}")
+                fill, other = source.grid.fill_value or 0, source.other_file()
+                text = f"{missing} chunks do not exist in {source.where}, they are read as {fill}"
+                findings.warn(inputs.name, text + f"; {other} is no chunk by the metadata" * (other is not None))
     half = deadline - seconds / 2 if inputs.labels else deadline
     _survey_raw(inputs, findings, boxes, half, whole=whole)
     if inputs.labels is not None:
@@ -47,18 +48,24 @@ def refuse_missing_chunks(source: SourceVolume, box: Box, sparse: bool) -> int:
     """Number of missing chunks, if the user declared the source to be sparse.
 
     Raises:
-        BadData: names the number of missing chunks and the first one, if the source is not sparse.
+        BadData: names the number of missing chunks and the first one, if the source is not sparse, or has no chunk.
     """
     missing = source.missing_chunks(box) or []
-    if missing and not sparse:
+    none = box == source.box and len(missing) == _count_chunks(source, box)
+    if none or (missing and not sparse):
+        other = source.other_file()
+        fix = "copy the volume again" + "; if empty chunks were left out on purpose: sparse = true" * (not none)
+        if other is not None:
+            fix = "correct shape, chunks and their names in the metadata, or copy the volume again"
         low, high = np.min(missing, axis=0).tolist(), np.max(missing, axis=0).tolist()
         file = "" if source.grid is None or source.grid.file is None else f", {source.grid.file(missing[0])}"
         raise BadData(
             f"{len(missing)} of {_count_chunks(source, box)} chunks were never written",
             where=source.where,
             wanted="every chunk of the volume",
-            found=f"no chunk {missing[0]}{file} (missing ones lie within {low} ... {high}, axes {source.axes})",
-            fix="copy the volume again; if empty chunks were left out on purpose: sparse = true",
+            found=f"no chunk {missing[0]}{file} (missing ones lie within {low} ... {high}, axes {source.axes})"
+            + f"; {other} is there, but no chunk by the metadata" * (other is not None),
+            fix=fix,
         )
     return len(missing)
 

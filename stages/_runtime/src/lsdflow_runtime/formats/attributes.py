@@ -145,7 +145,8 @@ def spatial(values: Sequence[object], axes: str, where: str, what: str) -> list[
         values = [values]
     order = axes if len(values) == len(axes) else "".join(letter for letter in axes if letter in SPACE)
     if len(values) != len(order):
-        raise BadData(f"{what} has {len(values)} entries", where=where, wanted=f"3, or {len(axes)}", found=repr(values))
+        wanted = "3 (z, y, x)" + f", or {len(axes)}" * (len(axes) > len(SPACE))
+        raise BadData(f"{what} has {len(values)} entries", where=where, wanted=wanted, found=repr(values))
     return [values[order.index(letter)] for letter in SPACE]
 
 

@@ -100,9 +100,10 @@ def _offset_of(offsets: list[GeometryClaim], where: str, setting: str) -> Nm3:
 
 def _rescale(typed: Nm3 | None, sizes: list[GeometryClaim], where: str) -> Nm3:
     """The factor for an offset in the metadata's nm if the user set another voxel size."""
-    if typed is None or not sizes or sizes[0].voxel_size_nm is None or not _all_agree(sizes):
+    stated = sizes[0].voxel_size_nm if sizes else None
+    if typed is None or stated is None or not all(stated) or not _all_agree(sizes):
         return (1.0, 1.0, 1.0)
-    return to_nm3([new / old for new, old in zip(typed, sizes[0].voxel_size_nm, strict=True)], where, "voxel size")
+    return to_nm3([new / old for new, old in zip(typed, stated, strict=True)], where, "voxel size")
 
 
 def _tidy(values: tuple[float, ...]) -> Nm3:

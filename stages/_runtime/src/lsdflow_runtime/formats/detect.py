@@ -17,11 +17,13 @@ from lsdflow_contract.files import read_json
 from lsdflow_contract.metadata import understanding_metadata
 from lsdflow_runtime.formats import hdf5, n5, precomputed, tiff, zarr_array
 from lsdflow_runtime.formats.claims import to_nm3
+from lsdflow_runtime.formats.file_stamp import files_below
 from lsdflow_runtime.formats.folders import first_folders, folder_of
+from lsdflow_runtime.formats.slices import SUFFIXES
 from lsdflow_runtime.formats.source import SourceVolume
 
 ROI_JSON_KEYS = ("container", "offset", "size")
-FOLDERS_SEARCHED = 100
+FOLDERS_SEARCHED = FILES_SEARCHED = 100
 KNOWN_FORMATS = (
     "folder: zarr (.zarray, .zgroup, zarr.json), N5 (attributes.json), neuroglancer precomputed (info), TIFF slices "
     "(*.tif, *.tiff); file: HDF5, TIFF, JSON with container, offset, size"
@@ -85,7 +87,7 @@ def detect_format(path: Path, dataset: str = "") -> str:
     """
     _require(path)
     try:
-        formats = FILE_FORMATS if path.is_file() else FOLDER_FORMATS
+        formats = FOLDER_FORMATS if path.is_dir() else FILE_FORMATS
         found = [name for name, holds in formats.items() if holds(path)]
         if not found and path.is_dir():
             inner = [folder_of(path, dataset), *first_folders(path, FOLDERS_SEARCHED)]
@@ -103,16 +105,23 @@ def detect_format(path: Path, dataset: str = "") -> str:
 
 def _conversion(path: Path) -> str:
     """What to do with a file of an unknown format, or with a folder of such files."""
-    files = [path] if path.is_file() else list(islice(path.iterdir(), FOLDERS_SEARCHED))
-    suffixes = [file.suffix.lower().removeprefix(".") for file in files if file.is_file()]
-    for suffix in suffixes:
-        if suffix in CONVERSIONS:
-            return f"convert it with {CONVERSIONS[suffix]}"
+    names = [path.name] if not path.is_dir() else [name for name, _ in islice(files_below((path,)), FILES_SEARCHED)]
+    suffixes = [Path(name).suffix.lower().removeprefix(".") for name in names]
+    inside = next((name for name, suffix in zip(names, suffixes, strict=True) if suffix in OUR_SUFFIXES), None)
+    if path.is_dir() and inside is not None:
+        place = path / inside
+        container = place.parent if place.suffix.lower() in SUFFIXES else place
+        return f"name the container itself, not a folder around it: {container}"
+    known = next((suffix for suffix in suffixes if suffix in CONVERSIONS), None)
+    if known is not None:
+        return f"convert it with {CONVERSIONS[known]}"
+    if not (path.is_file() or path.is_dir()):
+        return "give a file or a folder, not a pipe or a device"
     if path.is_file() and path.stat().st_size == 0:
         return "the file is empty, copy it again"
     if path.is_file() and suffixes[0] in OUR_SUFFIXES:
         return f"the file does not begin as .{suffixes[0]} files do: it is damaged, or the name is wrong; copy it again"
-    return ANY_CONVERSION if path.is_file() else "name the container itself, not a folder around it"
+    return "name the container itself, not a folder around it" if path.is_dir() else ANY_CONVERSION
 
 
 def open_source(path: Path, dataset: str | None = None, default: str = "") -> SourceVolume:

@@ -58,7 +58,7 @@ def no_such_dataset(container: Path, dataset: str, existing: Iterable[str]) -> M
         where=container,
         wanted=dataset or "an array",
         found=", ".join(known[:MOST_LISTED]) + (" ..." if len(known) > MOST_LISTED else "") or "no arrays",
-        fix=f"did you mean {near[0]!r}?" if near else "name one of the datasets found",
+        fix=f"did you mean {near[0]!r}?" if near else "name one of the datasets found" * bool(known),
     )
 
 

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 from h5py import h5d, h5p, h5z
 
-from lsdflow_contract.errors import BadData, ConfigError
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_runtime.formats.attributes import claims_of, named_axes, parse_axes, spatial
 from lsdflow_runtime.formats.claims import GeometryClaim, to_nm3
 from lsdflow_runtime.formats.folders import no_such_dataset
@@ -106,8 +106,10 @@ def _dataset(file: h5py.File, name: str, path: Path) -> h5py.Dataset:
     for depth in range(1, len(parts) + 1):
         link = file.get("/".join(parts[:depth]), getlink=True)
         if isinstance(link, h5py.ExternalLink):
-            with _other_file(path.parent / link.filename, path):
-                pass
+            with _other_file(path.parent / link.filename, path) as other:
+                if link.path not in other:
+                    what = "the dataset to which a link leads is missing"
+                    raise MissingInput(what, where=other.filename, wanted=link.path, found=f"a link in {path}")
     node = file.get(name) if parts[0] else None
     if isinstance(node, h5py.Group):
         node = node.get("s0")

@@ -59,7 +59,7 @@ def open_n5(container: Path, dataset: str) -> SourceVolume:
         store = tensorstore.open(
             {"driver": "n5", "kvstore": {"driver": "file", "path": f"{folder}/"}}, open=True, read=True
         ).result()
-    refuse_other_names(folder, "/".join(["0"] * store.rank), "the N5 format", ("attributes.json",))
+    refuse_other_names(folder, "/".join(["0"] * store.rank), "the N5 format")
     with reading(where, metadata=True):
         axes = parse_axes(_axis_names(attributes, folder), store.shape, DEFAULT_AXES, where)
     if axes.index("z") < axes.index("x"):
@@ -117,6 +117,8 @@ def _refuse_small_blocks(grid: ChunkGrid, indices: Iterable[tuple[int, ...]], sh
         with suppress(FileNotFoundError), open(name, "rb", buffering=0) as file:  # noqa: PTH123 (for speed)
             header = file.read(4 + 4 * len(index))
             found = struct.unpack(f">HH{len(header) // 4 - 1}I", header[: len(header) // 4 * 4]) if header[3:] else ()
+            if found[:2] == (1, len(index)):
+                raise no_codec("blocks of varying length (mode 1), as of label multisets", name, ("mode 0",))
             if found[:2] == (0, len(index)) and any(a < b for a, b in zip(found[2:], wanted, strict=False)):
                 raise BadData(
                     "a block has fewer voxels than the metadata say",

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import lzma
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,7 @@ ENDINGS = {"": None, ".gz": "gzip", ".br": "brotli", ".zstd": "zstd", ".bz2": "b
 # A chunk of incompressible voxels can be a little larger than the voxels.
 MOST_BYTES_OF_ONE, MOST_BYTES_ADDED = 2, 2**16
 PACKED = tuple(filter(None, ENDINGS))
-# Regular expressions of names of chunks and shards (hexadecimal); numbers are compared as 0.
-CHUNK_NAMES = r"-?0--?0_-?0--?0_-?0--?0(\.gz|\.br|\.zstd|\.bz0|\.xz)?"
-SHARD_NAMES = r"[0a-f]+\.shard"
+GZIP_MAGIC = b"\x1f\x8b"
 INDEX_CACHE_BYTES = 2**26
 Index = tuple[int, ...]
 
@@ -67,17 +66,22 @@ def open_precomputed(container: Path, scale: str = "") -> SourceVolume:
     channels = int(info.get("num_channels", 1))
     sharding = entry.get("sharding")
     grid = _chunk_grid(entry, folder, channels) if sharding is None else _shard_grid(entry, folder, channels)
-    example, pattern = ("0.shard", SHARD_NAMES) if sharding is not None else ("0-64_0-64_0-64", CHUNK_NAMES)
-    refuse_other_names(folder, example, "the scale in the info file", ("info", "provenance"), pattern)
+    example, is_chunk = _names(entry, folder, grid)
+    refuse_other_names(folder, example, "the scale in the info file", is_chunk)
 
     def fetch(slices: tuple[slice, ...]) -> NDArray[np.generic]:
-        """The voxels of a box."""
-        return np.asarray(_unpacked(slices)[slices].read().result())
+        """The voxels of a box. A chunk that is packed with gzip may have a plain name, as some downloads leave it."""
+        try:
+            return np.asarray(_unpacked(slices)[slices].read().result())
+        except ValueError:
+            if sharding is not None:
+                raise
+            return np.asarray(_unpacked(slices, by_content=True)[slices].read().result())
 
-    def _unpacked(slices: tuple[slice, ...]) -> tensorstore.TensorStore:
+    def _unpacked(slices: tuple[slice, ...], *, by_content: bool = False) -> tensorstore.TensorStore:
         """A store with the chunks in `slices`: that of the files, or one in memory if some of them are packed."""
         files = [Path(str(grid.file and grid.file(index))) for index in grid.touched_by(slices)]
-        if sharding is not None or not any(file.suffix in PACKED for file in files):
+        if sharding is not None or not (by_content or any(file.suffix in PACKED for file in files)):
             return store
         context = tensorstore.Context()
         memory = tensorstore.KvStore.open("memory://", context=context).result()
@@ -85,7 +89,7 @@ def open_precomputed(container: Path, scale: str = "") -> SourceVolume:
         most = MOST_BYTES_OF_ONE * math.prod(grid.chunk_shape) * store.dtype.numpy_dtype.itemsize + MOST_BYTES_ADDED
         for file in filter(Path.is_file, files):
             name = file.stem if file.suffix in PACKED else file.name
-            memory.write(f"{entry['key']}/{name}", unpacked(file, most)).result()
+            memory.write(f"{entry['key']}/{name}", unpacked(file, most, by_content=by_content)).result()
         return _opened({"driver": "memory"}, number, context)
 
     return SourceVolume(
@@ -107,9 +111,14 @@ def _opened(kvstore: dict[str, str], scale: int, context: tensorstore.Context) -
     return tensorstore.open(spec, open=True, read=True, context=context).result()[tensorstore.d[:].translate_to[0]]
 
 
-def unpacked(file: Path, most: int) -> bytes:
-    """The content of a chunk file, unpacked by the ending of its name, up to one byte more than `most`."""
+def unpacked(file: Path, most: int, *, by_content: bool = False) -> bytes:
+    """The content of a chunk file, unpacked up to one byte more than `most`, by the ending of its name.
+
+    by_content: gzip is recognised in the content, whether the name says so or not.
+    """
     packing, content = ENDINGS.get(file.suffix), file.read_bytes()
+    if by_content and packing in (None, "gzip"):
+        packing = "gzip" if content.startswith(GZIP_MAGIC) else None
     if packing is None:
         return content
     try:
@@ -124,10 +133,12 @@ def unpacked(file: Path, most: int) -> bytes:
 
 
 def _scale(info: Mapping[str, Any], key: str, container: Path) -> tuple[int, Mapping[str, Any]]:
+    """The number and the entry of the scale of this key; "": the finest, which need not be the first."""
     scales = list(info.get("scales", []))
-    for index, entry in enumerate(scales):
-        if key.strip("/") in ("", str(entry.get("key"))):
-            return index, entry
+    named = [pair for pair in enumerate(scales) if key.strip("/") in ("", str(pair[1].get("key")))]
+    if named:
+        sizes = [math.prod(xyz_to_nm3(entry.get("resolution"), str(container), "resolution")) for _, entry in named]
+        return named[sizes.index(min(sizes))]
     keys = ", ".join(str(entry.get("key")) for entry in scales)
     raise MissingInput(
         "no such scale in the precomputed volume", where=container, wanted=key, found=keys or "no scales"
@@ -139,6 +150,22 @@ def _claim(entry: Mapping[str, Any], where: str) -> GeometryClaim:
     corner = xyz_to_nm3(entry.get("voxel_offset", (0, 0, 0)), where, "voxel_offset")
     offset = to_nm3([a * b for a, b in zip(size, corner, strict=True)], where, "voxel_offset")
     return GeometryClaim(f"scale {entry.get('key')!r} of the info file", size, offset)
+
+
+def _names(entry: Mapping[str, Any], folder: Path, grid: ChunkGrid) -> tuple[str, Callable[[str], object]]:
+    """A name of a chunk or shard file as an example, and whether a name is that of a chunk or shard of the scale."""
+    if entry.get("sharding") is not None:
+        digits = max(1, math.ceil(int(entry["sharding"].get("shard_bits", 0)) / 4))
+        return "0" * digits + ".shard", re.compile(f"[0-9a-f]{{{digits}}}[.]shard").fullmatch
+    corner = list(zip(entry.get("voxel_offset", (0, 0, 0)), grid.chunk_shape[:3], strict=True))
+
+    def is_chunk(name: str) -> bool:
+        """True if the chunk that begins at the numbers in the name has this file."""
+        begins = [int(begin) for begin, _ in re.findall(r"(-?\d+)-(-?\d+)", name)]
+        index = tuple((begin - int(offset)) // size for begin, (offset, size) in zip(begins, corner, strict=False))
+        return len(begins) == len(corner) and str(grid.file and grid.file(index)) == f"{folder}/{name}"
+
+    return "0-64_0-64_0-64", is_chunk
 
 
 def _chunk_grid(entry: Mapping[str, Any], folder: Path, channels: int) -> ChunkGrid:

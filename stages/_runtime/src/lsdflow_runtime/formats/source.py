@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,6 +33,10 @@ from lsdflow_runtime.formats.file_stamp import file_stamp, files_below
 from lsdflow_runtime.transient_errors import is_of_storage
 
 METADATA_FIX = "correct the metadata, or write the volume again with a library of its format"
+# Names of files beside chunks that are no data; hidden files are none either.
+NO_DATA = ("zarr.json", "attributes.json", "info", "provenance")
+MOST_VOXELS = 2**63
+MOST_CHUNKS_COMPARED = 2**20
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class SourceVolume:
         grid: the chunks, if missing ones can be distinguished from zeros; else None.
         roi_nm: (offset, shape) z,y,x of a region that the container defines (JSON ROI container).
         palette: the values are numbers of colours, not grey values.
+        fetch_numbers: `fetch` of the stored numbers, where viewers show other grey values (WhiteIsZero); else None.
     """
 
     where: str
@@ -85,6 +91,7 @@ class SourceVolume:
     grid: ChunkGrid | None = None
     roi_nm: tuple[Nm3, Nm3] | None = None
     palette: bool = False
+    fetch_numbers: Callable[[tuple[slice, ...]], NDArray[np.generic]] | None = None
     closer: Callable[[], None] = field(default=lambda: None)
 
     def __post_init__(self) -> None:
@@ -94,6 +101,9 @@ class SourceVolume:
             raise BadData(
                 "the volume is empty", where=self.where, wanted="at least one voxel", found=str(self.stored_shape)
             )
+        if math.prod(self.stored_shape) >= MOST_VOXELS:
+            found = str(self.stored_shape)
+            raise BadData("no volume is that large", where=self.where, wanted="below 2^63 voxels", found=found)
         if self.grid is not None and min(self.grid.chunk_shape) < 1:
             raise BadData("its chunks are empty", where=self.where, wanted="voxels", found=str(self.grid.chunk_shape))
 
@@ -178,6 +188,22 @@ class SourceVolume:
         with reading(self.where):
             return [index for index in self.grid.touched_by(slices) if not self.grid.exists(index)]
 
+    def other_file(self) -> str | None:
+        """A data file in the folders of the volume that is no chunk by its metadata; None if there is none."""
+        grid = self.grid
+        if grid is None or grid.file is None:
+            return None
+        indices = grid.touched_by(stored_slices(self.box, self.stored_shape, self.axes))
+        chunks = {grid.file(index) for index in islice(indices, MOST_CHUNKS_COMPARED)}
+        if len(chunks) == MOST_CHUNKS_COMPARED:
+            return None
+        data = (f"{root}/{name}" for root in self.files if root.is_dir() for name in data_files(root))
+        return next((path for path in data if path not in chunks), None)
+
+    def as_numbers(self) -> Self:
+        """The same volume, of labels or a mask: with the stored numbers, not the grey values that viewers show."""
+        return replace(self, fetch=self.fetch_numbers or self.fetch)
+
     def close(self) -> None:
         """Close the files."""
         self.closer()
@@ -199,26 +225,29 @@ def is_file(path: str) -> bool:
         return False
 
 
-def refuse_other_names(folder: Path, key: str, setting: str, ignored: Collection[str], pattern: str = "") -> None:
+def data_files(folder: Path) -> Iterator[str]:
+    """Names of the files below a folder, relative to it, without metadata and hidden files."""
+    for name, _ in files_below((folder,)):
+        if not name.rpartition("/")[2].startswith(".") and name.rpartition("/")[2] not in NO_DATA:
+            yield name
+
+
+def refuse_other_names(folder: Path, key: str, setting: str, is_chunk: Callable[[str], object] | None = None) -> None:
     """Refuse an array folder with data files of which none is a chunk by its metadata: all voxels would be missing.
 
     Args:
         key: name of a chunk file, relative to `folder`, as an example.
         setting: what in the metadata determines the names.
-        ignored: names of files that are no data.
-        pattern: regular expression of the names, with 0 for each number; default: that of `key`.
+        is_chunk: whether a name is that of a chunk; default: like `key`, with other numbers.
 
     Raises:
         BadData: names the first such file.
     """
-    if not folder.is_dir():
-        return
-    other = None
-    for name, _ in files_below((folder,)):
-        if re.fullmatch(pattern or re.escape(key), re.sub(r"\d+", "0", name)):
+    pattern, other = re.escape(key).replace("0", r"\d+"), None
+    for name in data_files(folder) if folder.is_dir() else ():
+        if is_chunk(name) if is_chunk else re.fullmatch(pattern, name):
             return
-        if not name.rpartition("/")[2].startswith(".") and name.rpartition("/")[2] not in ignored:
-            other = other or name
+        other = other or name
     if other is not None:
         raise BadData(
             "no data file of the array has the name of a chunk by its metadata",
@@ -251,7 +280,7 @@ def reading(where: str, *, metadata: bool = False) -> Iterator[None]:
         raise PermissionDenied(
             "no permission to read", where=where, found=str(error), fix="chmod, or another user"
         ) from error
-    except FileNotFoundError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         raise MissingInput("a file of the volume is missing", where=where, found=str(error)) from error
     except Exception as error:  # every codec library has its own errors
         text = f"{type(error).__name__}: {error}".splitlines()[0][:300]

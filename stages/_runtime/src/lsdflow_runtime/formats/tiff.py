@@ -1,8 +1,9 @@
 """TIFF: a folder of single-page slices (sorted by the numbers in their names), a multi-page file, BigTIFF, OME-TIFF.
 
 Every plane of a volume is a page of a file. Only the strips or tiles that overlap the box are decoded, to the grey
-values that viewers show. All pages have one shape and type, each is used, and none that the metadata name is absent
-(tifffile reads zeros for it). Pages that are marked as reduced copies (thumbnails, pyramids) are ignored.
+values that viewers show (labels and masks: to the stored numbers). All pages have one shape and type, each is used, and
+none that the metadata name is absent (tifffile reads zeros for it). Pages that are marked as reduced copies
+(thumbnails, pyramids) are ignored.
 
 A voxel size is used only if the file has one for z as well: OME-XML (PhysicalSizeZ/Y/X with units) or ImageJ
 (spacing + unit + pixels per unit). The TIFF resolution tag (dots per inch) is ignored.
@@ -14,7 +15,7 @@ import logging
 import math
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -87,6 +88,9 @@ def _open_file(path: Path) -> SourceVolume:
     where = str(path)
     with reading(where), tifffile.TiffFile(path) as tiff:
         axes, lengths, planes = _planes(tiff, path)
+        if axes == "yx":
+            fix = "name the folder of the slices" if len(slices_in(path.parent)) > 1 else "give a file of all sections"
+            raise BadData("the TIFF is one picture", where=path, wanted="a stack of sections", found="1 page", fix=fix)
         claims = _claims(tiff, where)
     return _volume(where, "tiff", axes, lengths, planes, claims)
 
@@ -123,10 +127,10 @@ def _volume(
             raise BadData(what, where=place, wanted=shown[0], found=shown[1])
         return page
 
-    def fetch(slices: tuple[slice, ...]) -> NDArray[np.generic]:
+    def fetch(slices: tuple[slice, ...], *, shown: bool = True) -> NDArray[np.generic]:
         """Read a box in stored axis order; BadData if a page differs or is not complete."""
         numbers = np.arange(len(planes)).reshape(lengths)[slices[:-2]]
-        parts = [_read(page_at(n), planes[n], *slices[-2:]) for n in numbers.ravel().tolist()]
+        parts = [_read(page_at(n), planes[n], *slices[-2:], shown=shown) for n in numbers.ravel().tolist()]
         return np.stack(parts).reshape(*numbers.shape, *parts[0].shape)
 
     with reading(where):
@@ -142,6 +146,7 @@ def _volume(
         files=tuple(sorted({plane.file for plane in planes})),
         claims=tuple(claims),
         palette=first.palette,
+        fetch_numbers=partial(fetch, shown=False),
     )
 
 
@@ -194,8 +199,8 @@ def _is_grey(page: tifffile.TiffPage) -> bool:
     return colours is not None and all(np.array_equal(colour >> 8, GREY_RAMP) for colour in colours)
 
 
-def _read(page: tifffile.TiffPage, plane: Plane, rows: slice, columns: slice) -> NDArray[np.generic]:
-    """A part (y, x) of a plane, as viewers show it; BadData if a strip or tile is missing or cut."""
+def _read(page: tifffile.TiffPage, plane: Plane, rows: slice, columns: slice, *, shown: bool) -> NDArray[np.generic]:
+    """A part (y, x) of a plane, as viewers show it or as stored; BadData if a strip or tile is missing or cut."""
     values: NDArray[Any] = np.empty((rows.stop - rows.start, columns.stop - columns.start), page.dtype)
     height, width = page.chunks
     tables = {"jpegtables": page.tags.valueof("JPEGTables")} if page.compression in JPEG else {}
@@ -216,7 +221,7 @@ def _read(page: tifffile.TiffPage, plane: Plane, rows: slice, columns: slice) ->
                 part = decoded[max(-y, 0) : len(values) - y, max(-x, 0) : values.shape[1] - x]
                 y, x = max(y, 0), max(x, 0)
                 values[y : y + part.shape[0], x : x + part.shape[1]] = part
-    if page.photometric == WHITE_IS_ZERO and "PhotometricInterpretation" in page.tags:
+    if shown and page.photometric == WHITE_IS_ZERO and "PhotometricInterpretation" in page.tags:
         values = ~values if page.dtype == bool else values ^ ((1 << page.bitspersample) - 1)
     return values
 
@@ -257,6 +262,7 @@ def _planes(tiff: tifffile.TiffFile, path: Path) -> tuple[str, list[int], list[P
         )
     axes, lengths = _axes(series.axes, where), list(series.shape[:-2])
     count, first = math.prod(lengths), series.keyframe
+    _form_of(first, where)
     frames = [frame for frame in series if frame is not None]
     if len(frames) == 1 < count and len(tiff.pages) == 1 and first.is_contiguous:
         # A stack of ImageJ, of which only the first plane has a directory.

@@ -81,7 +81,8 @@ def open_zarr(container: Path, dataset: str) -> SourceVolume:
     if is_array(folder):
         return _open_array(folder, _inherited_level(folder))
     if ngff.multiscales_of(attributes_at(folder)):
-        level = ngff.levels_of(attributes_at(folder), str(folder))[0]
+        levels = ngff.levels_of(attributes_at(folder), str(folder))
+        level = min(levels, key=lambda level: math.prod(level.voxel_size_nm or ()))  # the finest, also of another order
         return _open_array(folder_of(folder, level.path), level)
     if is_array(folder / "s0"):
         return _open_array(folder / "s0", None)
@@ -107,7 +108,7 @@ def _open_array(folder: Path, level: ngff.Level | None) -> SourceVolume:
         array = zarr.open_array(store=_CheckedStore(array, folder), mode="r")
     key = array.metadata.encode_chunk_key((0,) * array.ndim)
     setting = 'dimension_separator ("." or "/") in .zarray' if array.metadata.zarr_format == 2 else ENCODING_SETTING
-    refuse_other_names(folder, key, setting, METADATA)
+    refuse_other_names(folder, key, setting)
     attributes = attributes_at(folder)
     with reading(where, metadata=True):
         axes = parse_axes(_axis_names(array, attributes, level, folder), array.shape, DEFAULT_AXES, where)
