@@ -61,6 +61,8 @@ def test_a_single_swc_is_one_neuron(tmp_path: Path) -> None:
         ("a.csv", "neuron,node,z,y,x,parent\n7,1,0,0," + "0" * 200_000 + ",\n", "not a CSV file"),
         ("a.swc", "1 0 1 2 3\n", "7 fields"),
         ("a.swc", "# made by nobody\n", "without a node"),
+        ("a.swc", "1 0 1 2 3 1 3\n2 0 1 2 4 1 1\n3 0 1 2 5 1 2\n4 0 1 2 9 1 -1\n", "in a circle"),
+        ("a.csv", "neuron,node,z,y,x,parent\n7,1,0,0,0,2\n7,2,0,0,1,1\n", "in a circle"),
         ("a.swc", SWC.replace(" 2\n", " 99\n"), r"(?s)a.swc line 4.*found: node 99, on edge 99 - 4$"),
     ],
 )

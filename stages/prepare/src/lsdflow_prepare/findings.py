@@ -94,7 +94,7 @@ def refuse_unlabelled(labels: LabelStatistics, usable: bool, where: str, role: s
     if role == "target":
         name, without = "ground truth", "or take prepare.target.truth out: without it nothing is scored"
     if not labels.neurons:
-        what, found = f"the {name} names no neuron", f"no id above 0 in all {labels.voxels} voxels"
+        what, found = f"no neuron in the {name}", f"no id above 0 in all {labels.voxels} voxels"
         fix = f"export it again, and check labels_dataset, ignore_ids and background_ids; {without}"
     else:
         what = f"every labelled voxel of the {name} is ignored or background"

@@ -23,6 +23,7 @@ from lsdflow_prepare.greyscale import refuse_type
 from lsdflow_prepare.neuron_ids import LabelledBlock, labelled_block, mask_states, refuse_label_type
 from lsdflow_runtime.formats.detect import detect_format, open_source
 from lsdflow_runtime.formats.source import SourceVolume
+from lsdflow_runtime.formats.tiff import TO_GREY
 
 NO_MASK = "none"
 SINGLE_VOLUME_FORMATS = ("tiff", "precomputed")
@@ -159,8 +160,7 @@ def _place_raw(
     refuse_type(raw.dtype, raw.where)
     _refuse_channels(raw, table.raw_channel)
     if raw.palette:
-        fix = "save it as grey values (ImageJ: Image > Type > 8-bit)"
-        raise BadData("raw is numbers of colours in a palette", where=raw.where, wanted="grey values", fix=fix)
+        raise BadData("raw is numbers of colours in a palette", where=raw.where, wanted="grey values", fix=TO_GREY)
     geometry = _geometry(raw, table, fix_key(name, role))
     _warn_override(raw, table, name, findings)
     region = geometry.box

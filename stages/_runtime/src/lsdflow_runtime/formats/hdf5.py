@@ -95,7 +95,7 @@ def _opened(path: Path) -> h5py.File:
 def _other_file(place: Path, path: Path) -> Iterator[h5py.File]:
     """An HDF5 file with a part of the voxels of the file `path`; BadData if it is lost or damaged."""
     if not place.exists():
-        raise BadData("a file with voxels of the dataset is missing", where=path, wanted=place)
+        raise BadData("a file with voxels of the dataset is missing", where=path, wanted=place, fix="copy it there")
     with reading(str(place)), _opened(place) as file:
         yield file
 
@@ -181,7 +181,7 @@ def _external_files(node: h5py.Dataset, path: Path, where: str) -> list[Path]:
     for name, offset, size in node.external:
         file, wanted = path.parent / name, min(size, remaining)
         if not file.exists():
-            raise BadData("a file with voxels of the dataset is missing", where=where, wanted=file)
+            raise BadData("a file with voxels of the dataset is missing", where=where, wanted=file, fix="copy it there")
         if file.stat().st_size < offset + wanted:
             text = f"{file.stat().st_size} bytes"
             raise BadData("an external file is truncated", where=file, wanted=f"{offset + wanted} bytes", found=text)

@@ -40,6 +40,7 @@ PAGES_CHECKED = 200
 WHITE_IS_ZERO, PALETTE = 0, 3
 ONE_VALUE = (WHITE_IS_ZERO, 1, PALETTE, 6)
 JPEG = (6, 7, 34892, 33007)
+TO_GREY = "save it as grey values (ImageJ: Image > Type > 8-bit)"
 GREY_RAMP = np.arange(256)
 
 
@@ -174,14 +175,14 @@ def _form_of(page: tifffile.TiffPage, where: str) -> Form:
     meaning = page.photometric if "PhotometricInterpretation" in page.tags else 1
     if page.samplesperpixel != 1 or meaning not in ONE_VALUE:
         found = f"{getattr(meaning, 'name', meaning)}, {page.samplesperpixel} values per pixel"
-        raise BadData("the TIFF is a colour image", where=where, wanted="grey values", found=found)
+        raise BadData("the TIFF is a colour image", where=where, wanted="grey values", found=found, fix=TO_GREY)
     if page.dtype is None or page.ndim != 2:
         found = f"{page.shape}, {page.bitspersample} bits of sample format {page.sampleformat}"
         raise BadData("a page of the TIFF is no image of numbers", where=where, wanted="y, x", found=found)
     dtype: np.dtype[np.generic] = np.dtype(page.dtype)
     if meaning == WHITE_IS_ZERO and dtype.kind not in "bu":
-        found = f"WhiteIsZero of {dtype}"
-        raise BadData("which values of the TIFF are white is not clear", where=where, wanted="BlackIsZero", found=found)
+        what, found, fix = "which values of the TIFF are white is not clear", f"WhiteIsZero of {dtype}", "save it again"
+        raise BadData(what, where=where, wanted="BlackIsZero", found=found, fix=f"{fix}, as BlackIsZero")
     if page.compression != 1 and page.compression not in tifffile.TIFF.DECOMPRESSORS:
         raise BadData(
             "the compression of the TIFF is not supported",
@@ -318,7 +319,8 @@ def _axes(named: str, where: str) -> str:
     """
     letters = named.lower()
     if "s" in letters or not letters.endswith("yx"):
-        raise BadData("the TIFF is a colour image", where=where, wanted="grey values", found=f"axes {named}")
+        found = f"axes {named}"
+        raise BadData("the TIFF is a colour image", where=where, wanted="grey values", found=found, fix=TO_GREY)
     if "z" not in letters:
         depth = next((letter for letter in "qit" if letter in letters), None)
         letters = letters.replace(depth, "z") if depth else letters

@@ -189,5 +189,8 @@ def _joined(nodes: list[Node], links: list[Link], where: Path, *, parents: bool)
         if nodes[place[one]][0] != nodes[place[other]][0]:
             raise BadData("a skeleton edge joins two neurons", where=line, found=f"edge {one} - {other}")
     edges = np.array([(place[one], place[other]) for one, other, _ in links], np.int64).reshape(-1, 2)
+    if parents and len(edges) > len(nodes) - connected_neurons(len(nodes), edges).max():
+        fix = "every skeleton begins at a root, which has no parent"
+        raise BadData("the parents of a skeleton lead in a circle", where=where, fix=fix)
     positions = np.array([node[2:] for node in nodes], np.float64).reshape(-1, 3)
     return Skeletons(positions, np.array([node[0] for node in nodes], np.uint64), edges)
