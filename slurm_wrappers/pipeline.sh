@@ -23,10 +23,7 @@ while (($#)); do
     --settings) settings=${2:?} && shift ;;
     --from) first=${2:?} && shift ;;
     --to) last=${2:?} && shift ;;
-    --scale | --only-workers)
-      if [[ $1 == --only-workers ]]; then say '--only-workers is deprecated and works for this release only; use: --scale STAGE=N'; fi
-      scale=${2:?} && shift
-      ;;
+    --scale) scale=${2:?} && shift ;;
     --dry-run) dry=yes ;;
     -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" && exit ;;
     -*) fail 2 "unknown option $1" '' '' "$0 --help" ;;

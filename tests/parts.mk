@@ -77,7 +77,6 @@ CORE_BLOCKS := \
   tests/launch/test_schema.py \
   tests/launch/test_start_of_command.py \
   tests/launch/test_status.py \
-  tests/pipeline/test_archives.py \
   tests/security/test_code.py \
   tests/wrappers/test_shell.py
 CORE_TRAINING := \
@@ -120,7 +119,7 @@ AVX2_TRAINING := \
 
 # The tests of each package, for `make test PACKAGE=watershed`; they take less than a minute. For the largest packages,
 # only the fast tests are listed.
-TESTS_OF_contract := tests/contract tests/pipeline/test_archives.py
+TESTS_OF_contract := tests/contract
 TESTS_OF_command := \
   tests/runtime/test_command.py \
   tests/runtime/test_comfort.py \

@@ -23,7 +23,6 @@ PAGES = (
         "tests/faults/README.md",
         "tests/faults/baselines/README.md",
     ),
-    "tests/data/archives/README.md",
     "stages/_contract/CHANGELOG.md",
 )
 PICTURES = ("docs/*.png", "docs/*/*.png", "docs/*/*.svg", "docs/*.css")

@@ -51,7 +51,7 @@ def _lost_weights(lab: Lab) -> None:
 
 
 def _damaged_bundle(lab: Lab) -> None:
-    (_bundle(lab) / BUNDLE_JSON).write_text('{"contract": "1.0", "kind":')
+    (_bundle(lab) / BUNDLE_JSON).write_text('{"contract": "2.0", "kind":')
 
 
 def _bundle_key(**changes: Any) -> Spoil:
@@ -201,7 +201,7 @@ CASES = [
          after="train"),
     Case("an iteration that was not kept", setting("predict", checkpoint=99), MISSING,
          ("99", "iterations: 7", "predict.checkpoint"), after="train"),
-    Case("a bundle of another contract", _bundle_key(contract="9.0"), MISMATCH, (BUNDLE_JSON, "9.0", "1.x"),
+    Case("a bundle of another contract", _bundle_key(contract="9.0"), MISMATCH, (BUNDLE_JSON, "9.0", "2.x"),
          after="train"),
     # Predict.
     Case("a region that leaves the target", setting("predict", roi=FAR), CONFIG,
@@ -230,7 +230,7 @@ CASES = [
     Case("metadata of an array that were changed", _changed_metadata, DATA,
          ("volumes/fragments", "sha256", "lsdflow repair"), AGGLOMERATE, "watershed"),
     Case("a manifest of another contract", _manifest("predict", contract="9.0"), MISMATCH,
-         ("manifests/predict.json", "9.0", "1.x"), after="predict"),
+         ("manifests/predict.json", "9.0", "2.x"), after="predict"),
     Case("fragments of other affinities", _manifest("predict", identity="other"), MISMATCH,
          ("manifests/watershed.json", "other affinities", "run watershed again"), ("agglomerate", "validate"),
          "watershed"),

@@ -106,9 +106,8 @@ def kind_of(path: str) -> tuple[str, str]:
         return "manifest of a result", parts[1]
     if parts[:2] == ("results", "evaluate") and name == "scores.json":
         return "scores of a result", "evaluate"
-    if parts[0] in ("results", "lsd_error.zarr"):
-        stage = parts[1] if parts[0] == "results" else "evaluate"
-        return (f"array metadata {name}" if name in (".zarray", ".zattrs", "zarr.json") else "chunk"), stage
+    if parts[0] == "results":
+        return (f"array metadata {name}" if name in (".zarray", ".zattrs", "zarr.json") else "chunk"), parts[1]
     if parts[0] == "train":
         return name, "train"
     if parts[0] == "luts":

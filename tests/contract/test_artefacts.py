@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsdflow_contract import errors
+from lsdflow_contract import CONTRACT_VERSION, errors
 from lsdflow_contract.checkpoint import BestCheckpoint, bundle_iterations, read_best, read_bundle, write_best
 from lsdflow_contract.errors import (
     BadData,
@@ -146,12 +146,14 @@ def test_a_viewer_is_offered_the_other_results_beside_the_current_one(tmp_path: 
     assert (layer.kind, layer.visible) == ("affinities", False)
 
 
-def test_another_contract_major_is_refused_with_76(tmp_path: Path) -> None:
+@pytest.mark.parametrize("contract", ["1.8.0", "3.0.0", "20.0.0", ""])
+def test_another_contract_major_is_refused_with_76_and_both_versions(tmp_path: Path, contract: str) -> None:
     layout = ExperimentLayout(tmp_path)
-    _manifest(contract="3.0.0").write(layout)
+    _manifest(contract=contract).write(layout)
     with pytest.raises(ContractMismatch) as caught:
         read_manifest(layout, "watershed")
     assert caught.value.exit_code == 76
+    assert (caught.value.wanted, caught.value.found) == ("contract 2.x", contract or "none")
 
 
 def test_an_unfinished_stage_says_what_to_run(tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_an_unfinished_stage_says_what_to_run(tmp_path: Path) -> None:
 
 def test_a_damaged_manifest_is_bad_data(tmp_path: Path) -> None:
     layout = ExperimentLayout(tmp_path)
-    write_json(layout.manifest("watershed"), {"contract": "1.0.0"})
+    write_json(layout.manifest("watershed"), {"contract": CONTRACT_VERSION})
     with pytest.raises(BadData):
         read_manifest(layout, "watershed")
 
@@ -254,10 +256,3 @@ def test_an_error_that_another_process_described_is_rebuilt_whole() -> None:
     unknown = rebuilt({**error.as_dict(), "error": "OfALaterVersion", "exit_code": 74})
     assert (type(unknown), unknown.exit_code) == (StorageFailure, 74)
     assert type(rebuilt({"what": "?", "exit_code": 1})) is InternalError
-
-
-def test_the_fix_of_an_error_is_read_and_written_under_its_name_before_contract_2_1_1_too() -> None:
-    error = MissingInput("no raw", fix="run: prepare run")
-    assert error.as_dict()["hint"] == error.as_dict()["fix"] == "run: prepare run"
-    earlier = {name: value for name, value in error.as_dict().items() if name != "fix"}
-    assert rebuilt(earlier).fix == "run: prepare run"

@@ -23,9 +23,7 @@ NAME = lut_name("mean", 0.5)
 
 def manifest(**changes: object) -> Manifest:
     fields = {"writer": Writer(stage="agglomerate", version="0.1.0"), "key": "k", "config": {}, "inputs": {}}
-    return Manifest.model_validate(
-        {**fields, "outputs": {}, "facts": {"blocks": 8}, "identity": "i", "contract": "1.8.0", **changes}
-    )
+    return Manifest.model_validate({**fields, "outputs": {}, "facts": {"blocks": 8}, "identity": "i", **changes})
 
 
 def flips(path: Path, every: int = 1) -> Iterator[str]:
@@ -126,20 +124,14 @@ def test_no_flipped_bit_of_best_json_chooses_another_network(tmp_path: Path) -> 
         assert found.iteration == 1000 or not folder.exists(), where
 
 
-def test_files_of_contracts_without_seals_are_read(tmp_path: Path) -> None:
+def test_a_file_that_has_lost_its_seal_is_refused(tmp_path: Path) -> None:
     layout = ExperimentLayout(tmp_path)
-    old = manifest(contract="1.6.1")
-    write_json(layout.manifest("agglomerate"), old.model_dump())
-    assert read_manifest(layout, "agglomerate") == old
-    write_json(tmp_path / "a.json", {"a": 1})
-    assert read_sealed(tmp_path / "a.json", "") == {"a": 1}
-
-
-def test_a_file_of_this_contract_that_has_lost_its_seal_is_refused(tmp_path: Path) -> None:
-    layout = ExperimentLayout(tmp_path)
-    write_json(layout.manifest("agglomerate"), manifest(contract="1.8.0").model_dump())
+    write_json(layout.manifest("agglomerate"), manifest().model_dump())
     with pytest.raises(BadData, match="lost its seal"):
         read_manifest(layout, "agglomerate")
+    write_json(tmp_path / "a.json", {"a": 1})
+    with pytest.raises(BadData, match="lost its seal"):
+        read_sealed(tmp_path / "a.json", "")
 
 
 def test_what_is_sealed_is_read_back_and_a_rewrite_touches_nothing(tmp_path: Path) -> None:

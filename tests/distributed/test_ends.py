@@ -56,7 +56,7 @@ def test_one_loss_that_is_not_finite_ends_all_naming_process_and_batch(training)
 
 
 def test_weights_that_differ_are_found_and_the_process_named(training) -> None:
-    drifting = training("drifting", check_weights_every=2)
+    drifting = training("drifting", checkpoint_every=2)
     assert drifting.live(2, before=[None, drift]) == [70, 70]
     assert drifting.errors[0].what == "the processes do not have the same weights"
     assert drifting.errors[0].where == drifting.errors[1].where == "process 1 of 2"

@@ -26,7 +26,7 @@ def alone(tmp_path_factory):
 def test_what_is_copied_to_each_node_or_to_each_process_learns_what_one_learns(
     training, alone, reshard: str, nodes: int
 ) -> None:
-    two = training("two", "affinities", max_iteration=2, check_weights_every=1)
+    two = training("two", "affinities", max_iteration=2)
     assert two.live(2, *SHARED, f"fsdp_reshard={reshard}", nodes=nodes) == [0, 0], two.errors
     found, wanted = two.weights(2), alone.weights(2)
     assert found.keys() == wanted.keys()

@@ -15,7 +15,6 @@ from lsdflow_training.data.patch import Patch  # noqa: E402
 from lsdflow_training.processes.ranks import Ranks  # noqa: E402
 from lsdflow_training.processes.sharding import compute_again  # noqa: E402
 from lsdflow_training.resolve import resolve_distribution  # noqa: E402
-from lsdflow_training.schedule import rate_factor  # noqa: E402
 from lsdflow_training.settings import StepOptions  # noqa: E402
 from lsdflow_training.step import Gradients, train_step  # noqa: E402
 
@@ -72,10 +71,6 @@ def test_levels_that_are_computed_again_give_equal_gradients_and_the_same_names(
     assert again.state_dict().keys() == usual.state_dict().keys()
 
 
-def test_scaling_rules_of_the_learning_rate() -> None:
-    assert [rate_factor(rule, 16) for rule in ("none", "linear", "sqrt")] == [1.0, 16.0, 4.0]
-
-
 def test_the_key_of_a_training_knows_patches_per_step_not_who_makes_them() -> None:
     assert StepOptions().parameters() == {}
     assert StepOptions(accumulate=4, effective_batch=4).parameters() == {"effective_batch": 4}
@@ -104,10 +99,3 @@ def test_auto_is_one_process_where_there_is_no_gpu_and_a_started_process_starts_
     started = Ranks(world_size=2, local_world_size=2, started_locally=True)
     assert resolve_distribution(TrainingConfig(processes=2), "cpu", started).processes == 1
     assert resolve_distribution(TrainingConfig(processes=2), "cpu", Ranks()).processes == 2
-
-
-def test_manifests_have_the_options_only_if_they_are_set() -> None:
-    usual = TrainingConfig().recorded()
-    assert not {"processes", "accumulate", "strategy"} & usual.keys()
-    assert usual["precision"] == "auto"
-    assert TrainingConfig(accumulate=2).recorded()["accumulate"] == 2

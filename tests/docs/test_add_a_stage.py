@@ -47,7 +47,7 @@ def experiment(tmp_path: Path) -> Path:
     root.mkdir()
     (root / "experiment.toml").write_text('[experiment]\nname = "smooth"\n[compute]\nrunner = "serial"\n')
     grid = Geometry((10.0, 5.0, 5.0), (20.0, 0.0, 0.0), (18, 16, 11))
-    raw = OutputArray(root / "data" / "target.zarr", RAW, grid, grid.box, (8, 8, 8))
+    raw = OutputArray(root / "results" / "prepare" / "target.zarr", RAW, grid, grid.box, (8, 8, 8))
     raw.create({"key": "raw"})
     values = np.random.default_rng(0).integers(0, 256, grid.shape_vox).astype(np.uint8)
     raw.open().write(Box((0, 0, 0), grid.shape_vox), values)
@@ -63,7 +63,7 @@ def test_its_blocks_give_what_one_shot_gives(package: Path, experiment: Path, mo
     monkeypatch.setattr("lsdflow_contract.experiment.Experiment.table", lambda *_: chosen)
     done = CliRunner().invoke(app, ["run", "--experiment", str(experiment)])
     assert done.exit_code == 0, done.output
-    raw = open_volume(experiment / "data" / "target.zarr", RAW.dataset)
+    raw = open_volume(experiment / "results" / "prepare" / "target.zarr", RAW.dataset)
     smooth = open_volume(experiment / "smooth.zarr", task.SMOOTH.dataset)
     wanted = importlib.import_module("lsdflow_smooth.median").median(raw.read(raw.box), 2)
     np.testing.assert_array_equal(smooth.read(smooth.box), wanted)

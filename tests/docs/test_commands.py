@@ -1,6 +1,6 @@
 """Every command of the documentation is executed, or is one that our programs take, or there is a reason why not.
 
-1. a few are executed in-process, in an experiment that an earlier contract left (tests/data/archives)
+1. a few are executed in-process, in a small experiment of which watershed has finished
    and those that begin with volumes of one's own are typed in an empty folder (test_own_data.py)
 2. all lsdflow commands are parsed as the applications would: verb, options, number of arguments, keys of --set
 3. all others are in not_run.py, with a reason
@@ -12,8 +12,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shutil
 import subprocess
-import tarfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,19 +22,20 @@ from typing import Any
 import pytest
 from commands_of_pages import Command, commands, pages, shell_lines
 from not_run import NOT_RUN
+from predicted_experiment import TARGET, make_predicted
 from typer.testing import CliRunner
 
 from lsdflow_contract.experiment import ComputeTable, StoreTable
 from lsdflow_contract.model import StrictModel
 from lsdflow_launch.planning.plan import Prices
 from lsdflow_launch.slurm.table import ClusterTable
+from lsdflow_watershed.stage import Watershed
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FACTS = REPOSITORY / ".cache" / "docs"
-ARCHIVE = REPOSITORY / "tests" / "data" / "archives" / "contract-1.3.tar.gz"
 BLOCK_SIDE = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate")
 OTHER_ENVIRONMENTS = {"lsdflow-view": "of an environment of its own: tests/view/test_commands_of_pages.py"}
-# As written in README.md and docs/; `demo`, `own` and `exp` are the archived experiment.
+# As written in README.md and docs/; `demo`, `own` and `exp` are the same experiment.
 EXECUTED = (
     "bin/lsdflow --version",
     "bin/lsdflow status demo",
@@ -62,11 +63,11 @@ def targets() -> set[str]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("exp", "demo", "own"):
-        with tarfile.open(ARCHIVE) as archive:
-            archive.extractall(tmp_path / name, filter="data")
-        with (tmp_path / name / "experiment.toml").open("a") as file:
-            file.write('[prepare.target]\nraw = "data/target.zarr"\n')
+    Watershed().run(make_predicted(tmp_path / "exp"))
+    with (tmp_path / "exp" / "experiment.toml").open("a") as file:
+        file.write(f'[prepare.target]\nraw = "{TARGET}"\n')
+    for name in ("demo", "own"):
+        shutil.copytree(tmp_path / "exp", tmp_path / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -145,11 +145,10 @@ def test_the_command_asks_the_training_for_the_region_and_computes_nothing_twice
     (table,) = (experiment.layout.train_dir(STAGE) / "selection").glob("*/merged/runs.csv")
     before = table.stat().st_mtime_ns
     program = "from lsdflow_launch.cli import main; main()"
-    command = [sys.executable, "-c", program, "check-checkpoints", str(experiment.layout.root)]
+    command = [sys.executable, "-c", program, "select-checkpoint", str(experiment.layout.root)]
     environment = {**os.environ, "LSDFLOW_BIN": str(BIN)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert "best: iteration 10" in done.stdout
     assert f"held out: a z[{SHAPE_VOX[0] - HELD_OUT}:{SHAPE_VOX[0]}]" in done.stdout
-    assert "check-checkpoints is deprecated and works for this release only; use: select-checkpoint" in done.stderr
     assert table.stat().st_mtime_ns == before

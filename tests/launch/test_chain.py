@@ -27,7 +27,7 @@ with (here / "calls").open("a") as calls:
     calls.write(json.dumps([stage, *sys.argv[1:]]) + "\\n")
 verb = sys.argv[1]
 if verb == "--version":
-    print(stage, "0.1.0", "(contract 1.0.0)")
+    print(stage, "0.1.0", "(contract 2.0.0)")
 elif verb == "schema":
     print(json.dumps({{"properties": {{"size": {{"default": 3, "description": "how big"}}}}}}))
 elif verb in ("validate", "describe", "plan", "status"):
@@ -216,9 +216,8 @@ def test_an_interrupted_stage_gives_75_and_nothing_else_runs(stages: Path, exper
     assert _calls(stages)[-1] == "predict"
 
 
-def test_overrides_reach_every_stage_and_replace_none(stages: Path, experiment: Path) -> None:
-    done = _lsdflow("run", str(experiment), "--set", "compute.workers=5", "--replace", "--to", "predict")
-    assert "--replace does nothing" in done.stderr
+def test_overrides_reach_every_stage(stages: Path, experiment: Path) -> None:
+    _lsdflow("run", str(experiment), "--set", "compute.workers=5", "--to", "predict")
     calls = [json.loads(line) for line in (stages / "calls").read_text().splitlines()]
     ends = {call[0]: call[4:] for call in calls if call[1] == "run"}
     options = ["--set", "compute.workers=5"]
@@ -244,14 +243,6 @@ def test_sigterm_is_passed_on_to_the_running_stage(stages: Path, experiment: Pat
 def test_another_place_to_run_is_refused(stages: Path, experiment: Path) -> None:
     assert _lsdflow("run", str(experiment), "--backend", "moon").returncode == 2
     assert _calls(stages) == []
-
-
-@pytest.mark.parametrize("verb", ["run", "plan"])
-def test_the_old_spelling_of_backend_works_with_a_warning(verb: str, stages: Path, experiment: Path) -> None:
-    done = _lsdflow(verb, str(experiment), "--on", "moon")
-    assert done.stderr.count("--on is deprecated and works for this release only; use: --backend moon") == 1
-    assert "unknown backend 'moon'" in done.stderr
-    assert done.returncode == 2
 
 
 def test_a_missing_command_says_what_to_do(experiment: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

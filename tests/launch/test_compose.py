@@ -139,7 +139,7 @@ def test_what_a_stage_writes_down_is_the_digest_of_its_image_alone(experiment: P
     pins = (experiment / "images.env").read_text()
     pins = pins.replace("lsdflow/predict:0.1.0", f"registry/lsdflow/predict:0.1.0@{digest}")
     (experiment / "images.env").write_text(pins)
-    labels = {"lsdflow.stage": "segment", "org.opencontainers.image.version": "0.1.0", "lsdflow.contract": "1.0"}
+    labels = {"lsdflow.stage": "segment", "org.opencontainers.image.version": "0.1.0", "lsdflow.contract": "2.0"}
     facts = [{"Id": image_id, "RepoDigests": [], "Config": {"Labels": labels}}]
     (tmp_path / "segment.json").write_text(json.dumps(facts))
     docker = f"""#!{shutil.which("bash")}

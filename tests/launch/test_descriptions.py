@@ -148,10 +148,10 @@ def test_descriptions_next_to_finished_results_leave_them_as_they_are(fresh: Pat
     experiment = load_experiment(folder)
     ask_stage("prepare", ["run", "--experiment", str(folder), "--json"])
     assert finished_stages(experiment) == ["prepare"]
-    before = {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in (folder / "results").rglob("*")}
     answer = plan(folder)
     assert answer["segment"]["blocks"] >= 1
-    assert {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in (folder / "results").rglob("*")} == before
 
 
 def test_descriptions_are_in_the_experiment_only_for_containers(fresh: Path) -> None:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_launch.cli import app
 from lsdflow_launch.disk import FreeSpace, disk_use, free_space
 from lsdflow_launch.output import duration, money, plain_console, size
@@ -74,10 +75,8 @@ def make(root: Path, text: str = "") -> Experiment:
 
 def finish(experiment: Experiment, stage: str, seconds: float = 50.0, **facts: Any) -> None:
     """The manifest and the outcome of a stage that has finished."""
-    manifest = {"contract": "1.0.0", "writer": {"stage": stage, "version": "1"}, "key": "k", "config": {}, "inputs": {}}
-    path = experiment.layout.manifest(stage)
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({**manifest, "outputs": {}, "facts": facts, "identity": "i"}))
+    made = {"config": {}, "inputs": {}, "outputs": {}, "facts": facts}
+    Manifest(writer=Writer(stage=stage, version="1"), key="k", identity="i", **made).write(experiment.layout)
     runs = experiment.layout.stage_runs(stage) / "20260101T000000-1"
     runs.mkdir(parents=True)
     (runs / "outcome.json").write_text(json.dumps({"exit_code": 0, "seconds": seconds}))

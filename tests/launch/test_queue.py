@@ -196,23 +196,17 @@ def test_what_the_jobs_in_the_queue_will_read_is_not_changed(queue: Queue, words
     assert "watershed coordinator 14" in done.stderr
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_workers_are_added_to_stages_that_are_running(queue: Queue, old: bool) -> None:
+def test_workers_are_added_to_stages_that_are_running(queue: Queue) -> None:
     queue.answer("squeue", "RUNNING\n")
     queue.answer("sbatch", "99\n")
-    words = ("predict=2", "watershed=3")
-    options = [word for pair in words for word in ("--workers", pair)]
-    verb = ["submit", queue.experiment, "--only-workers", *options] if old else ["scale", queue.experiment, *words]
-    done = queue.lsdflow(*verb)
+    done = queue.lsdflow("scale", queue.experiment, "predict=2", "watershed=3")
     assert done.returncode == 0, done.stderr
     arrays = [word for call in queue.calls("sbatch") for word in call if word.startswith(("--array", "--dependency"))]
     assert arrays == ["--dependency=after:11", "--array=0-1", "--dependency=after:14", "--array=0-2"]
-    assert done.stderr.count(f"use: lsdflow scale {queue.experiment} predict=2 watershed=3") == old
 
 
 def test_scale_without_a_stage_is_refused(queue: Queue) -> None:
     assert queue.lsdflow("scale", queue.experiment).returncode == 2
-    assert queue.lsdflow("submit", queue.experiment, "--only-workers").returncode == 2
     assert queue.lsdflow("scale", queue.experiment, "predict=none").returncode == 2
     assert queue.calls("sbatch") == []
 

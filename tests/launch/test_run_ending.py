@@ -8,21 +8,20 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from predicted_experiment import make_predicted
 
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import Manifest, Writer
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_launch.init.demo import make_demo
 from lsdflow_launch.report import scores_are_current
 from lsdflow_launch.run import Ending, ending_of, runs_of
 from lsdflow_launch.status import status_of
 
-ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "archives" / "contract-1.6.tar.gz"
 REFUSED = "train-lsd.backend"
 PART = ("--from", "train-lsd", "--to", "train-lsd", "--set", "train-lsd.backend=nothing")
 
@@ -32,14 +31,18 @@ def _lsdflow(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
 
 
-def _unpacked(folder: Path) -> Path:
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment of which all stages after predict have finished."""
+    folder = tmp_path_factory.mktemp("finished") / "exp"
+    make_predicted(folder)
+    done = _lsdflow("run", str(folder), "--from", "watershed")
+    assert done.returncode == 0, done.stderr
     return folder
 
 
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def refused(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An experiment with scores and a finished training; a wrong setting is refused for people and for programs."""
     folder = tmp_path_factory.mktemp("run") / "exp"
     make_demo(folder, (60, 70, 80), seed=3, mode="acrlsd")
@@ -47,7 +50,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     earlier = Manifest(writer=Writer.of("train-lsd"), key="k", config={}, inputs={}, outputs={}, identity="i")
     earlier.write(ExperimentLayout(folder))
-    shutil.copytree(_unpacked(tmp_path_factory.mktemp("finished") / "exp") / "report", folder / "report")
+    shutil.copytree(finished / "report", folder / "report")
     people = _lsdflow("run", str(folder), *PART)
     programs = _lsdflow("run", str(folder), *PART, "--json")
     assert (people.returncode, programs.returncode) == (78, 78), people.stderr
@@ -60,8 +63,9 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def experiment(tmp_path: Path) -> Experiment:
-    return load_experiment(_unpacked(tmp_path / "exp"))
+def experiment(finished: Path, tmp_path: Path) -> Experiment:
+    shutil.copytree(finished, tmp_path / "exp", ignore=shutil.ignore_patterns("runs"))
+    return load_experiment(tmp_path / "exp")
 
 
 def test_after_a_refusal_the_same_run_is_offered(refused: Path) -> None:
@@ -97,11 +101,11 @@ def test_status_of_a_finished_stage_reports_that_its_last_run_was_refused(refuse
 
 @pytest.mark.parametrize(("last", "expected"), [("segment", False), ("evaluate", True)])
 def test_a_score_is_printed_when_evaluate_was_part_of_what_ended_well(
-    tmp_path: Path, last: str, expected: bool
+    experiment: Experiment, last: str, expected: bool
 ) -> None:
-    folder = str(_unpacked(tmp_path / "exp"))
-    done = _lsdflow("run", folder, "--from", "segment", "--to", last)
-    assert (done.returncode, "VOI 2.235" in done.stdout) == (0, expected), done.stderr
+    voi = json.loads((experiment.layout.report / "scores.json").read_text())["voi"]
+    done = _lsdflow("run", str(experiment.layout.root), "--from", "segment", "--to", last)
+    assert (done.returncode, f"VOI {voi:.3f}" in done.stdout) == (0, expected), done.stderr
 
 
 def test_a_refusal_is_dropped_once_the_stage_has_been_recomputed(experiment: Experiment) -> None:
@@ -120,11 +124,11 @@ def test_a_refusal_from_before_the_manifest_is_not_reported(experiment: Experime
 
 def test_scores_are_not_current_when_anything_before_them_was_recomputed(experiment: Experiment) -> None:
     assert scores_are_current(experiment.layout)
-    path = experiment.layout.manifest("watershed")
-    before = json.loads(path.read_text())
-    path.write_text(json.dumps({**before, "identity": "another"}))
+    watershed = read_manifest(experiment.layout, "watershed")
+    watershed.model_copy(update={"identity": "another"}).write(experiment.layout)
     assert not scores_are_current(experiment.layout)
-    path.write_text(json.dumps(before))
+    watershed.write(experiment.layout)
+    assert scores_are_current(experiment.layout)
     experiment.layout.manifest("evaluate").unlink()
     assert not scores_are_current(experiment.layout)
 

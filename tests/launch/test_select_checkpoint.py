@@ -20,6 +20,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import Manifest, Writer
+from lsdflow_contract.sealing import write_sealed
 from lsdflow_launch.checkpoint_selection import selection as selection_module
 from lsdflow_launch.checkpoint_selection.region import base_text, find_region, region_of
 from lsdflow_launch.checkpoint_selection.selection import Selection, run_folder
@@ -112,8 +113,8 @@ class StandIn:
             if self.outcomes:
                 write_json(run.layout.stage_runs(stage) / "1" / "outcome.json", {"exit_code": self.codes[stage]})
             return self.codes[stage]
-        (folder / "data").mkdir(exist_ok=True)
-        (folder / "data" / stage).touch()
+        (folder / "luts").mkdir(exist_ok=True)
+        (folder / "luts" / stage).touch()
         network = json.loads((checkpoint / BUNDLE_JSON).read_text())["weights_sha256"] if stage == "predict" else ""
         leave_manifest(run, stage, **({"network": network} if network else {}))
         if stage == "evaluate":
@@ -129,7 +130,7 @@ class StandIn:
             "threshold": 0.4,
             "merge_function": "mean",
         }
-        write_json(folder / "report" / "scores.json", scores)
+        write_sealed(folder / "report" / "scores.json", scores)
 
     @property
     def checked(self) -> list[int]:
@@ -281,7 +282,7 @@ def test_a_finished_run_leaves_its_report_and_no_arrays_unless_kept(experiment: 
     selection.update()
     folders = {i: run_folder(selection.folder, i) for i in (10, 20, 30)}
     assert all((folder / "report" / "scores.json").exists() for folder in folders.values())
-    assert {i: (folder / "data").exists() for i, folder in folders.items()} == {10: True, 20: False, 30: True}
+    assert {i: (folder / "luts").exists() for i, folder in folders.items()} == {10: True, 20: False, 30: True}
 
 
 def test_a_scored_checkpoint_is_scored_again_only_with_other_settings(experiment: Experiment) -> None:
@@ -315,7 +316,7 @@ def test_an_interrupted_run_resumes_in_its_folder(experiment: Experiment) -> Non
     with pytest.raises(Interrupted):
         interrupted.update()
     assert not experiment.layout.best_checkpoint(STAGE).exists()
-    assert (run_folder(interrupted.folder, 10) / "data" / "predict").exists()
+    assert (run_folder(interrupted.folder, 10) / "luts" / "predict").exists()
     again = StandIn(voi)
     assert selection_of(experiment, again).update() == 0
     assert again.calls[0] == (10, "watershed"), "what the first run predicted is used"
@@ -441,7 +442,7 @@ def test_two_at_once_and_a_training_without_checkpoints_are_refused(experiment: 
 
 def test_a_region_without_scored_labels_is_reported(experiment: Experiment) -> None:
     caller = StandIn({10: 1.0, 20: 1.0, 30: 1.0})
-    caller._score = lambda folder, _iteration: write_json(  # type: ignore[method-assign]
+    caller._score = lambda folder, _iteration: write_sealed(  # type: ignore[method-assign]
         folder / "report" / "scores.json", {"has_truth": True, "voi": None}
     )
     with pytest.raises(BadData, match="no scores"):

@@ -8,12 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from predicted_experiment import make_predicted
 
 from lsdflow_command.lock_file import LockFile
 from lsdflow_contract.chain_link import ChainLink
@@ -25,7 +25,6 @@ from lsdflow_contract.testing import micro_network
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))
-ARCHIVE = REPOSITORY / "tests" / "data" / "archives" / "contract-1.6.tar.gz"
 LIMIT_S = 900.0
 SEED = "watershed.min_seed_distance_vox={}"
 pytestmark = pytest.mark.skipif(not (BIN / "train-acrlsd").exists(), reason="make setup has not made bin/")
@@ -33,9 +32,10 @@ pytestmark = pytest.mark.skipif(not (BIN / "train-acrlsd").exists(), reason="mak
 
 @pytest.fixture
 def predicted(tmp_path: Path) -> Path:
-    """A finished experiment of an earlier contract, of which watershed and the stages after it are run again."""
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path / "predicted", filter="data")
+    """An experiment of which watershed has finished; it and the stages after it are run again."""
+    from lsdflow_watershed.stage import Watershed
+
+    Watershed().run(make_predicted(tmp_path / "predicted"))
     return tmp_path / "predicted"
 
 

@@ -31,7 +31,7 @@ def make_experiment(tmp_path: Path) -> Callable[..., Experiment]:
             root.mkdir()
             (root / "experiment.toml").write_text('[experiment]\nname = "toy"\nseed = 2\n')
             grid = Geometry((10.0, 5.5, 5.5), (20.0, 0.0, 0.0), (18, 16, 11))
-            raw = OutputArray(root / "data" / "target.zarr", RAW, grid, grid.box, (8, 8, 8))
+            raw = OutputArray(root / "results" / "prepare" / "target.zarr", RAW, grid, grid.box, (8, 8, 8))
             raw.create({"key": "raw"})
             values = np.random.default_rng(0).integers(0, 256, grid.shape_vox).astype(np.uint8)
             raw.open().write(Box((0, 0, 0), grid.shape_vox), values)

@@ -100,14 +100,6 @@ def test_a_signal_in_the_middle_of_an_import_ends_with_75_also_in_the_outcome(
     assert outcome(experiment)["exit_code"] == 75
 
 
-@pytest.mark.parametrize("options", [[], ["--replace"]])
-def test_the_old_option_replace_is_a_warning(
-    experiment: Path, caplog: pytest.LogCaptureFixture, options: list[str]
-) -> None:
-    CliRunner().invoke(APP, ["run", "-e", str(experiment), *options])
-    assert ("--replace does nothing" in caplog.text) is bool(options)
-
-
 def test_an_internal_error_ends_with_70_and_no_traceback(experiment: Path) -> None:
     done = CliRunner().invoke(FAULTY, ["repair", "-e", str(experiment)])
     assert done.exit_code == 70

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from lsdflow_contract.errors import BadData, MissingInput
@@ -321,13 +320,3 @@ def test_hashes_of_rows_are_the_same_in_both_engines(store: Store) -> None:
     store.rag.write_edges("k", "mean", 0, edges)
     assert checksum_of_nodes(store.rag.read_nodes("k", 0)) == checksum_of_nodes(nodes)
     assert checksum_of_edges(store.rag.read_edges("k", "mean", 0)) == checksum_of_edges(edges)
-
-
-def test_graph_files_of_contract_1_0_without_a_hash_are_still_read(tmp_path: Path) -> None:
-    (tmp_path / "experiment.toml").write_text("")
-    store = open_store(load_experiment(tmp_path))
-    nodes = nodes_of(5, 7)
-    store.rag.write_nodes("k", 0, nodes)
-    (path,) = (tmp_path / "store").rglob("*.parquet")
-    pq.write_table(pq.read_table(path).replace_schema_metadata(None), path, write_page_checksum=True)
-    assert_same_nodes(store.rag.read_nodes("k", 0), nodes)

@@ -33,7 +33,7 @@ WRONG = "Wr0ngButSecretTo0"
 def experiment(tmp_path: Path) -> Path:
     root = tmp_path / "exp"
     grid = Geometry((10.0, 10.0, 10.0), (0.0, 0.0, 0.0), (16, 16, 16))
-    raw = OutputArray(root / "data" / "target.zarr", RAW, grid, grid.box, (8, 8, 8))
+    raw = OutputArray(root / "results" / "prepare" / "target.zarr", RAW, grid, grid.box, (8, 8, 8))
     raw.create({"key": "raw"})
     raw.open().write(Box((0, 0, 0), grid.shape_vox), np.arange(16**3, dtype=np.uint8).reshape(grid.shape_vox))
     return root

@@ -22,6 +22,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.manifest import Manifest, Writer
+from lsdflow_contract.sealing import write_sealed
 from lsdflow_contract.testing import voronoi_labels
 from lsdflow_runtime.io.volumes import OutputArray
 
@@ -135,7 +136,7 @@ class FakeStages:
             return code
         if stage == "evaluate":
             voi = float(experiment.tables["segment"].get("threshold", 0.0)) + experiment.common.seed
-            write_json(
+            write_sealed(
                 experiment.layout.report / "scores.json", {"voi": voi, "merge_function": "mean", "has_truth": True}
             )
         made = {

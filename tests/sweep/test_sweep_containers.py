@@ -10,13 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import UsageError
 from lsdflow_launch.commands import run_stage
 from lsdflow_launch.images.container import ContainerOptions
-from lsdflow_launch.sweep.cli import app
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, write_folders
 from lsdflow_launch.sweep.run import caller_at
@@ -71,10 +69,3 @@ def test_local_is_the_installed_command_and_an_unknown_place_is_refused(sweep: S
     assert caller_at("local", sweep, ContainerOptions()) is run_stage
     with pytest.raises(UsageError, match="containr"):
         caller_at("containr", sweep, ContainerOptions())
-
-
-def test_the_old_spelling_of_backend_works_with_a_warning(sweep: SweepFolder, caplog: pytest.LogCaptureFixture) -> None:
-    done = CliRunner().invoke(app, ["run", str(sweep.root), "--on", "containr"])
-    assert done.exit_code == UsageError.exit_code
-    assert "unknown backend 'containr'" in done.output
-    assert caplog.text.count("--on is deprecated and works for this release only; use: --backend containr") == 1

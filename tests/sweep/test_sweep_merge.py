@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from lsdflow_contract.errors import ContractMismatch
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_launch.cli import app
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, write_folders
@@ -135,7 +136,7 @@ def test_folders_of_servers_without_shared_storage_become_one_table(
     assert [mean.mean("voi") for mean in found.means] == pytest.approx([1.2, 1.4])
     assert "made twice" not in caplog.text
     path = other.run_folder(other.plan.runs[1]) / "report" / "scores.json"
-    write_json(path, {**read_json(path), "voi": 9.9})
+    write_sealed(path, {**read_sealed(path, fix=""), "voi": 9.9})
     assert merged([sweep, other]).rows[1].scores["voi"] == 1.2
     assert "made twice, with different scores" in caplog.text
 
@@ -216,7 +217,7 @@ def test_a_run_whose_scores_are_lost_or_damaged_has_failed_until_they_are_writte
 def test_runs_without_the_score_that_is_compared_are_counted(sweep: SweepFolder) -> None:
     run(sweep, 1, 2)
     path = sweep.run_folder(sweep.plan.runs[0]) / "report" / "scores.json"
-    write_json(path, {"voi": "low", "has_truth": True})
+    write_sealed(path, {"voi": "low", "has_truth": True})
     assert "2 of 6 runs done, 4 missing, 1 without voi" in markdown(merged([sweep]))
 
 

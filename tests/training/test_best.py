@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -52,10 +51,11 @@ def bundles(tmp_path: Path) -> dict[int, Bundle]:
     return {iteration: leave_checkpoint(tmp_path, iteration, loss) for iteration, loss in ((10, 2.0), (20, 1.0))}
 
 
-def test_a_choice_by_loss_is_written_as_older_readers_know_it(tmp_path: Path, bundles: dict[int, Bundle]) -> None:
-    assert choose_best(tmp_path, KEY).iteration == 20
-    written = json.loads((tmp_path / "best.json").read_text())
-    assert written == {"iteration": 20, "weights_sha256": bundles[20].weights_sha256, "validation_loss": 1.0}
+def test_the_checkpoint_with_the_lowest_loss_is_chosen(tmp_path: Path, bundles: dict[int, Bundle]) -> None:
+    best = choose_best(tmp_path, KEY)
+    assert (best.iteration, best.validation_loss, best.chosen_by) == (20, 1.0, "loss")
+    assert best.weights_sha256 == bundles[20].weights_sha256
+    assert read_best(tmp_path / "best.json") == best
 
 
 def test_a_training_that_continues_leaves_a_choice_by_voi_alone(

@@ -97,16 +97,6 @@ def half_ignored() -> np.ndarray:
     return states
 
 
-@pytest.mark.parametrize("elastic", [0.0, 1.0])
-def test_whatever_the_labels_under_an_unused_mask_are_the_same_is_learnt(prepared, elastic: float) -> None:
-    training = prepared("mtlsd", ignored_labels="unused", elastic_probability=elastic)
-    rewrite(training, labels_of(), half_ignored())
-    one = batches(training, 3)
-    noise = np.random.default_rng(0).integers(0, 9, (40, 40, 40)).astype(np.uint64)
-    rewrite(training, np.where(half_ignored() == 0, noise, labels_of()))
-    assert_the_same_is_learnt(training, one, batches(training, 3))
-
-
 def test_labels_under_the_mask_change_nothing_but_the_shape_of_objects_that_reach_out_of_it(prepared) -> None:
     """As published: a neuron that continues under the mask has its true shape, so its id stays; others may change."""
     training = prepared("mtlsd", **STILL)
@@ -142,7 +132,7 @@ def test_targets_under_the_mask_change_no_gradient_even_if_they_are_not_numbers(
 
 
 def test_ignored_ids_have_no_weight_and_do_not_count_when_affinities_are_balanced(prepared) -> None:
-    training = prepared("mtlsd", ignore_ids=[GLIA], ignored_labels="unused", **STILL)
+    training = prepared("mtlsd", ignore_ids=[GLIA], **STILL)
     labels = labels_of()
     glia = labels == np.bincount(labels[labels > 0].astype(int)).argmax()
     rewrite(training, np.where(glia, np.uint64(GLIA), labels))
@@ -157,7 +147,7 @@ def test_ignored_ids_have_no_weight_and_do_not_count_when_affinities_are_balance
             balanced += 1
             assert weight[target == 1].sum() == pytest.approx(weight[target == 0].sum(), rel=1e-3)
     assert balanced
-    prepared_again = prepared("mtlsd", ignored_labels="unused", **STILL)
+    prepared_again = prepared("mtlsd", **STILL)
     rewrite(prepared_again, np.where(glia, 0, labels), np.where(glia, MaskState.IGNORE, 1).astype(np.uint8))
     assert_the_same_targets(one, batches(prepared_again, 4))
 

@@ -100,19 +100,6 @@ def test_all_checkpoints_damaged_is_an_error_not_a_new_start(prepared, tmp_path)
         run(training, tmp_path / "t", max_iteration=3)
 
 
-def test_a_resume_file_without_the_hash_of_the_description_is_read(prepared, tmp_path) -> None:
-    """As trainings before this hash left it."""
-    training = prepared("affinities", schedule="constant")
-    run(training, tmp_path / "whole", max_iteration=3)
-    run(training, tmp_path / "t", max_iteration=2)
-    resume = bundle_folder(tmp_path / "t" / "checkpoints", 2) / "resume.pt"
-    content = torch.load(resume, weights_only=True)
-    assert content.pop("description_sha256")
-    torch.save(content, resume)
-    assert run(training, tmp_path / "t", max_iteration=3).iteration == 3
-    assert tensors_equal(weights(tmp_path / "whole", 3), weights(tmp_path / "t", 3))
-
-
 def test_a_flipped_bit_in_the_optimizer_state_is_damage(prepared, tmp_path) -> None:
     """torch.load reads it without an error."""
     run(prepared("affinities"), tmp_path / "t", max_iteration=2)

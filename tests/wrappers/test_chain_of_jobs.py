@@ -161,12 +161,11 @@ def test_jobs_and_all_they_read_are_kept_with_the_submission(
     assert (submission / "_common.sh").read_text() == (WRAPPERS / "_common.sh").read_text()
 
 
-@pytest.mark.parametrize("option", ["--scale", "--only-workers"])
 def test_workers_are_added_to_a_coordinator_in_the_queue_only(
-    cluster: Cluster, experiment: Path, settings: Path, option: str
+    cluster: Cluster, experiment: Path, settings: Path
 ) -> None:
     _pipeline(cluster, experiment, settings, "--from", "watershed", "--to", "watershed")
-    command = [WRAPPERS / "pipeline.sh", "--experiment", experiment, option, "watershed=3"]
+    command = [WRAPPERS / "pipeline.sh", "--experiment", experiment, "--scale", "watershed=3"]
     cluster.answer("squeue", "")
     refused = cluster.run([*command])
     assert refused.returncode == 66
@@ -174,7 +173,6 @@ def test_workers_are_added_to_a_coordinator_in_the_queue_only(
     cluster.answer("squeue", "RUNNING\n")
     added = cluster.run([*command])
     assert added.returncode == 0
-    assert added.stderr.count("use: --scale STAGE=N") == (option == "--only-workers")
     (call,) = cluster.calls("sbatch")[3:]
     assert (_options(call, "array"), _options(call, "dependency"), call[-2:]) == ("0-2", "after:101", ["work", "101"])
 

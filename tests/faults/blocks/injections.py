@@ -237,7 +237,7 @@ def _acknowledged(path: str) -> None:
 
 
 def _contract(major: int) -> None:
-    manifest.READ_MAJORS = (major,)
+    manifest.CONTRACT_MAJOR = str(major)
     manifest.KEY_MAJOR = major
 
 

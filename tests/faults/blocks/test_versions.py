@@ -22,7 +22,7 @@ PAIRS = (
     ("watershed", "evaluate"),
     ("segment", "evaluate"),
 )
-OTHERS = {"a later": "3.0.0", "an earlier": "0.9.3", "no": ""}
+OTHERS = {"a later": "3.0.0", "an earlier": "1.8.0", "no": ""}
 
 
 def results(folder: Path) -> dict[str, tuple[int, int]]:

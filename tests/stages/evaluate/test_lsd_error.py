@@ -233,7 +233,6 @@ def test_the_manifest_names_the_map_and_the_report_and_the_viewer_show_that_of_t
     container, dataset = manifest.output_array(layout, "lsd_error")
     assert (container, dataset) == (lsd_error_task(experiment).outputs["lsd_error"].path, LSD_ERROR.dataset)
     assert container.is_relative_to(layout.results / "evaluate")
-    assert not layout.lsd_error.exists()
     assert layer_names(experiment)[-2:] == ["lsd_error", "truth"]
     other = replace(experiment, tables={**experiment.tables, "evaluate": {"voi_limit": 9.0, "lsd_sigma": "40 nm"}})
     Evaluate().run(other)
@@ -246,21 +245,6 @@ def test_the_manifest_names_the_map_and_the_report_and_the_viewer_show_that_of_t
     segment.write(layout)
     write_report(experiment)
     assert layer_names(experiment)[-2:] == ["lsd_error", "truth"]
-
-
-def test_a_map_of_an_earlier_contract_is_used_where_it_is(make_experiment: Make) -> None:
-    experiment = make_experiment("a", *SET)
-    merged_cells(experiment)
-    Evaluate().run(experiment)
-    before, container = map_of(experiment), lsd_error_task(experiment).outputs["lsd_error"].path
-    container.rename(experiment.layout.lsd_error)
-    container.parent.rmdir()
-    Evaluate().run(experiment)
-    assert not container.exists()
-    assert lsd_error_task(experiment).outputs["lsd_error"].path == experiment.layout.lsd_error
-    assert np.array_equal(map_of(experiment), before)
-    assert read_manifest(experiment.layout, "evaluate").outputs["lsd_error"] == "lsd_error.zarr/volumes/lsd_error"
-    assert Evaluate().verify(experiment)["verified"]
 
 
 def test_a_damaged_map_is_found_by_verify_and_computed_again_by_repair(make_experiment: Make) -> None:

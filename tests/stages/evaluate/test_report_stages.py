@@ -213,8 +213,8 @@ def test_scores_that_were_changed_after_the_run_are_not_reported(finished: Exper
 
 def test_only_the_error_of_the_last_run_is_a_problem(make_experiment: Make) -> None:
     experiment = make_experiment()
-    before_2_1_1 = {"what": "the affinities are spoilt", "hint": "predict them again"}
-    _outcome(experiment, "agglomerate", "20260101T000000-1", exit_code=65, error=before_2_1_1)
+    error = {"what": "the affinities are spoilt", "fix": "predict them again"}
+    _outcome(experiment, "agglomerate", "20260101T000000-1", exit_code=65, error=error)
     (problem,) = run_problems(report_source(experiment), {})
     assert (problem.what, problem.fix) == ("the affinities are spoilt", "predict them again")
     _outcome(experiment, "agglomerate", "20260102T000000-1", exit_code=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from lsdflow_contract.errors import BadData, BlocksFailed, Interrupted, MissingI
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.sealing import sealed
 from lsdflow_prepare import volume_passes
 from lsdflow_prepare.stage import Prepare
 from lsdflow_runtime.engine.block_task import BlockOutput
@@ -76,35 +74,6 @@ def test_only_damaged_blocks_are_recomputed_with_the_same_bits(
     assert found == {"blocks": 16, "broken": broken}
     assert content(finished) == before
     assert Prepare().verify(finished)["identity"] == identity
-
-
-def test_a_volume_with_the_journals_of_contract_2_1_is_recognised_verified_and_repaired(
-    finished: Experiment, tmp_path: Path
-) -> None:
-    volume = finished.layout.training_volume("a")
-    facts = read_manifest(finished.layout, "prepare").facts["volumes"]
-    for task in Prepare().passes(finished):
-        name = task.label.split()[-1]
-        lines = [
-            {"brick": n, "key": task.provenance()["key"], "checksums": r["checksums"], "facts": {"clipped": 0}}
-            for n, r in task.marks.records().items()
-        ]
-        text = "".join(json.dumps(sealed(line)) + "\n" for line in lines)
-        (volume / f".lsdflow/{name}.jsonl").write_text(text + '{"cut off')
-    shutil.rmtree(finished.layout.store)
-    for path in (tmp_path / "a.zarr").rglob("0.0.0"):
-        path.touch()
-    Prepare().run(finished)
-    assert finished.layout.training_volume("a") == volume, "the voxels of the source are compared with the journal"
-    shutil.rmtree(finished.layout.store)
-    (volume / ".lsdflow/report.json").unlink()
-    identity, before = read_manifest(finished.layout, "prepare").identity, content(finished)
-    flip(volume / RAW.dataset / "0.1.0")
-    assert Prepare().repair(finished) == {"blocks": 16, "broken": 1}
-    assert Prepare().verify(finished)["identity"] == identity
-    before = {name: data for name, data in before.items() if not name.endswith("report.json")}
-    assert {name: data for name, data in content(finished).items() if not name.endswith("report.json")} == before
-    assert read_manifest(finished.layout, "prepare").facts["volumes"] == facts
 
 
 def test_the_identity_depends_on_every_block_and_verify_compares_it_with_the_report(finished: Experiment) -> None:

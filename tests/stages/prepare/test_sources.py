@@ -20,7 +20,6 @@ from lsdflow_contract.arrays import LABELS, RAW
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.sealing import ARRAY_SEAL
 from lsdflow_prepare import volume_passes
 from lsdflow_prepare.stage import Prepare
 from lsdflow_runtime.formats import file_stamp as file_stamps
@@ -330,29 +329,6 @@ def test_other_voxels_at_another_path_are_another_volume(tmp_path: Path, experim
     Prepare().run(after)
     np.testing.assert_array_equal(made(after, LABELS.dataset), one_voxel_changed(IDS))
     assert read_manifest(after.layout, "prepare").identity != first.identity
-
-
-def test_what_an_earlier_contract_prepared_is_recognised_by_its_voxels(tmp_path: Path, experiment: Make) -> None:
-    loaded = prepared(zarr_of(2), tmp_path, experiment)
-    before = loaded.layout.manifest("prepare").read_bytes()
-    as_of_contract_1_6(loaded)
-    Prepare().run(loaded)
-    assert Prepare().verify(loaded)["verified"]
-    assert json.loads(loaded.layout.manifest("prepare").read_text())["key"] == json.loads(before)["key"]
-    zarr_of(2)(tmp_path, "labels", one_voxel_changed(IDS))
-    Prepare().run(loaded)
-    assert json.loads(loaded.layout.manifest("prepare").read_text())["key"] != json.loads(before)["key"]
-
-
-def as_of_contract_1_6(loaded: Experiment) -> None:
-    """The metadata as prepare left it then: other names of the inputs, none of the files."""
-    for path in loaded.layout.training_volume("a").rglob(".zattrs"):
-        attributes = json.loads(path.read_text())
-        attributes.pop(ARRAY_SEAL)
-        attributes["lsdflow"]["contract"] = "1.6.1"
-        attributes["lsdflow"].pop("sources", None)
-        attributes["lsdflow"]["inputs"] = {"raw": "0" * 64, "labels": "1" * 64}
-        path.write_text(json.dumps(attributes))
 
 
 @pytest.mark.parametrize("change", ["touched", "moved"])

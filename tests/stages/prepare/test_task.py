@@ -376,21 +376,6 @@ def test_other_parameters_make_another_volume_beside_the_first(
     assert experiment().layout.training_volume("a") == first
 
 
-def test_arrays_that_an_older_prepare_left_unfinished_are_removed(container: Path, experiment: Make) -> None:
-    loaded = experiment()
-    folders = [
-        loaded.layout.results / "prepare" / "1c0f4a2b" / "a.zarr" / "volumes" / ".raw.partial",
-        loaded.layout.data / "training" / "a.zarr" / "volumes" / "labels" / ".neuron_ids.partial",
-        loaded.layout.data / "target.zarr" / "volumes" / "labels" / ".mask.partial",
-    ]
-    for folder in folders:
-        folder.mkdir(parents=True)
-        (folder / "0.0.0").write_bytes(b"chunk")
-    Prepare().run(loaded)
-    assert not any(folder.exists() for folder in folders)
-    assert Prepare().verify(loaded)["verified"]
-
-
 def test_arrays_of_somebody_else_are_never_replaced(container: Path, experiment: Make, raw: np.ndarray) -> None:
     loaded = experiment()
     Prepare().run(loaded)

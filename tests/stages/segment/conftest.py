@@ -80,8 +80,8 @@ def build(root: Path, *, truth: bool) -> None:
     (root / "experiment.toml").write_text("\n".join(tables))
     labels = cells()
     fragments = fragments_of(labels)
-    arrays = [(root / "data" / "target.zarr", RAW, np.zeros(GRID.shape_vox, np.uint8))]
-    arrays += [(root / "data" / "target.zarr", LABELS, labels)] if truth else []
+    arrays = [(root / "results" / "prepare" / "target.zarr", RAW, np.zeros(GRID.shape_vox, np.uint8))]
+    arrays += [(root / "results" / "prepare" / "target.zarr", LABELS, labels)] if truth else []
     arrays += [(root / "fragments.zarr", FRAGMENTS, fragments)]
     for path, spec, values in arrays:
         output = OutputArray(path, spec, GRID, GRID.box, BLOCK_VOX)

@@ -36,7 +36,7 @@ def test_a_merge_function_made_of_the_letters_of_edges_keeps_its_name(name: str)
     """The lineage used strip('edges_'), which strips characters: 'edges_document' became nothing."""
     assert lut_name(name, 0.5) == f"lut_{name}_0.5000.npz"
     assert legacy_lut_name(name, 0.5) == f"seg_edges_{name}_50.npz"
-    assert TableFolders.of(Path("luts"), "graph").summary(name).name == f"thresholds_{name}.json"
+    assert TableFolders(Path("luts"), "graph").summary(name).name == f"thresholds_{name}.json"
 
 
 def test_merge_functions_are_read_from_either_form_of_the_config() -> None:
@@ -47,7 +47,7 @@ def test_merge_functions_are_read_from_either_form_of_the_config() -> None:
 
 
 def test_a_missing_or_damaged_summary_is_refused(tmp_path: Path) -> None:
-    folders = TableFolders.of(tmp_path, "graph")
+    folders = TableFolders(tmp_path, "graph")
     with pytest.raises(MissingInput):
         read_summary(folders, "m")
     folders.tables.mkdir()

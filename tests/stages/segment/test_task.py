@@ -14,7 +14,7 @@ from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, SEGMENTATION
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import RagEdges
-from lsdflow_contract.lut import find_luts, lut_name, read_lut
+from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made, same_partition, tables_of
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
@@ -119,7 +119,7 @@ def test_a_threshold_that_is_not_computed_is_refused_before_anything_is_written(
     with pytest.raises(MissingInput, match=r"0\.2000, 0\.3000"):
         Segment().run(experiment)
     assert not experiment.layout.luts.exists()
-    assert not experiment.layout.results.exists()
+    assert not (experiment.layout.results / "segment").exists()
     assert [p.exit_code for p in Segment().validate(experiment)] == [66]
 
 
@@ -204,31 +204,6 @@ def test_the_tables_of_two_graphs_exist_side_by_side(make_experiment: Make) -> N
         earlier.write(experiment.layout)
     assert tables_of(experiment.layout) == folder
     assert Segment().verify(experiment)["verified"]
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_tables_that_an_earlier_contract_wrote_stay_in_their_place(make_experiment: Make, damaged: bool) -> None:
-    experiment = make_experiment("a", "segment.threshold=0.3")
-    Segment().run(experiment)
-    layout, manifest = experiment.layout, read_manifest(experiment.layout, "segment")
-    tables_of(layout).rename(layout.root / "earlier")
-    layout.luts.rmdir()
-    (layout.root / "earlier").rename(layout.luts)
-    facts = {name: fact for name, fact in manifest.facts.items() if name != "luts"}
-    manifest.model_copy(update={"facts": facts}).write(layout)
-    names = sorted(path.name for path in layout.luts.iterdir())
-    if damaged:
-        (layout.luts / "thresholds_hist_quant_75.json").write_text("{")
-        Segment().repair(experiment)
-    Segment().run(experiment)
-    assert Segment().verify(experiment)["verified"]
-    assert sorted(path.name for path in layout.luts.iterdir()) == names
-    assert read_manifest(layout, "segment").identity == manifest.identity
-    other_graph(experiment)
-    Segment().run(experiment)
-    assert tables_of(layout).parent == layout.luts
-    luts = find_luts(layout.luts, "watershed-key-identity", "agglomerate-key-identity")
-    assert {lut.path.parent for lut in luts} == {layout.luts}
 
 
 def test_a_fragment_that_the_graph_lacks_stops_the_run_by_name(make_experiment: Make) -> None:

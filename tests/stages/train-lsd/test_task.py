@@ -124,39 +124,6 @@ def test_where_all_checkpoints_are_damaged_the_refusal_says_which_folder_to_dele
     assert read_manifest(ExperimentLayout(tmp_path), "train-lsd").facts["iteration"] == 3
 
 
-def _as_contract_1(layout: ExperimentLayout) -> None:
-    """Give a finished training the paths that contract 1 gave it."""
-    manifest = read_manifest(layout, "train-lsd")
-    folder, link = layout.train_dir("train-lsd").resolve(), layout.train_dir("train-lsd")
-    link.unlink()
-    folder.rename(link)
-    (link / "manifest.json").unlink()
-    outputs = {"checkpoints": "train/train-lsd/checkpoints", "best": "train/train-lsd/best.json"}
-    manifest.model_copy(update={"outputs": outputs, "contract": "1.8.0"}).write(layout)
-
-
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_a_training_of_contract_1_moves_to_the_results_and_is_not_repeated(tmp_path, monkeypatch, interrupted) -> None:
-    toml, layout = micro_experiment(tmp_path), ExperimentLayout(tmp_path)
-    assert call("run", toml).exit_code == 0
-    first = read_manifest(layout, "train-lsd")
-    weights = _bits(layout.checkpoints("train-lsd"))
-    _as_contract_1(layout)
-    for verb in ("validate", "verify", "status"):
-        assert call(verb, toml).exit_code == 0
-    assert layout.train_dir("train-lsd").is_dir()
-    assert not layout.train_dir("train-lsd").is_symlink()
-    if interrupted:  # after the folder was moved, before anything else
-        layout.train_dir("train-lsd").rename(layout.result("train-lsd", first.key))
-    other = ("--set", "train-lsd.learning_rate=0.01")
-    assert call("run", toml, *other).exit_code == 0
-    kept = read_kept_manifest(layout, "train-lsd", first.key)
-    assert (kept.identity, kept.outputs) == (first.identity, first.outputs)
-    assert call("run", toml).exit_code == 0
-    assert _bits(layout.checkpoints("train-lsd")) == weights
-    assert read_manifest(layout, "train-lsd").identity == first.identity
-
-
 def test_a_copy_that_followed_the_link_trains_on_in_the_results_and_loses_nothing(tmp_path) -> None:
     toml = micro_experiment(tmp_path / "original")
     assert call("run", toml).exit_code == 0
@@ -168,19 +135,6 @@ def test_a_copy_that_followed_the_link_trains_on_in_the_results_and_loses_nothin
     assert _bits(tmp_path / "copy" / "train" / "train-lsd.copy") == before
     assert read_manifest(layout, "train-lsd").identity == identity
     assert call("run", layout.experiment_toml, "--set", "train-lsd.learning_rate=0.01").exit_code == 0
-
-
-def test_an_unfinished_training_of_contract_1_is_resumed(tmp_path) -> None:
-    toml, layout = micro_experiment(tmp_path), ExperimentLayout(tmp_path)
-    assert call("run", toml, "--set", "train-lsd.max_iteration=2").exit_code == 0
-    _as_contract_1(layout)
-    layout.manifest("train-lsd").unlink()
-    (layout.checkpoints("train-lsd") / "00000002" / "of the first run").touch()
-    assert json.loads(call("plan", toml, "--json").stdout)["done_iterations"] == 2
-    assert call("run", toml).exit_code == 0
-    assert layout.train_dir("train-lsd").is_symlink()
-    assert (layout.checkpoints("train-lsd") / "00000002" / "of the first run").exists()
-    assert read_manifest(layout, "train-lsd").facts["iteration"] == 3
 
 
 def test_more_iterations_continue(tmp_path) -> None:

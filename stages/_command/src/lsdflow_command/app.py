@@ -66,14 +66,6 @@ MaybeExperiment = Annotated[Path | None, typer.Option("--experiment", "-e", help
 KeyArgument = Annotated[list[str], typer.Argument(help="keys of results, or their beginnings")]
 
 
-def _warn_of_replace(given: bool) -> None:
-    if given:
-        LOG.warning("--replace does nothing: each result has a folder of its own, and none is replaced")
-
-
-OldReplaceOption = Annotated[bool, typer.Option("--replace", hidden=True, callback=_warn_of_replace)]
-
-
 @dataclass(frozen=True)
 class StageCommand:
     """The command of a stage: its name, the model of its table, and what it does, in a sentence for --help.
@@ -226,12 +218,10 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
     def run(
         experiment: ExperimentOption,
         override: SetOption = None,
-        replace: OldReplaceOption = False,
         json_: JsonOption = False,
         debug: DebugOption = False,
     ) -> None:
         """Run the stage, or resume an interrupted run."""
-        del replace
         with _opened(experiment, override, debug, json_, interruptible=True) as opened:
             form_log_lines(opened.compute.log_format, stage.name)
             with _begun(stage, opened) as begun:

@@ -1,6 +1,6 @@
 """The locks of an experiment: one chain of stages at a time, and one process of a stage at a time.
 
-    runs/lock          a command that runs or changes several stages: run, repair, use, clean, migrate, a run of a sweep
+    runs/lock          a command that runs or changes several stages: run, repair, use, clean, a run of a sweep
     runs/<stage>/lock  a stage that runs: called by such a command, by hand, or in a job of a cluster
 
 Without the first lock, a second `lsdflow run` with other settings would change what the first one reads next. Stages by
@@ -21,8 +21,6 @@ from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.layout import ExperimentLayout
 
 CHAIN_IS_RUNNING = "another command works on this experiment"
-# The lock file of a program of contract 1, which may still be running.
-NAME_OF_OLD_LOCKS = "lease"
 
 
 @contextmanager
@@ -65,6 +63,6 @@ def require_no_chain(layout: ExperimentLayout) -> None:
 def require_idle_stages(layout: ExperimentLayout) -> None:
     """Raise OutputConflict (73) if a stage works on the experiment."""
     for stage in STAGES:
-        for file in (LockFile(layout.stage_runs(stage) / name) for name in ("lock", NAME_OF_OLD_LOCKS)):
-            if (holder := file.live_holder()) is not None:
-                raise refusal_of(file, f"{stage} is at work in this experiment", holder)
+        file = LockFile(layout.stage_runs(stage) / "lock")
+        if (holder := file.live_holder()) is not None:
+            raise refusal_of(file, f"{stage} is at work in this experiment", holder)

@@ -96,7 +96,7 @@ class UNetSpec(StrictModel):
 
     @model_serializer(mode="wrap")
     def _without_variants(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out new fields at their default, because keys of trainings and older readers depend on the old form."""
+        """Leave out variants that a network does not use, because keys of trainings hash this form."""
         written: dict[str, Any] = handler(self)
         usual = {"num_fmaps_out": None, "upsampling": "reduce", "kernels_down": None, "kernels_up": None}
         return {name: value for name, value in written.items() if name not in usual or value != usual[name]}
@@ -208,14 +208,14 @@ def _require_as_written(folder: Path, description: Any) -> None:
 
 
 def write_best(path: Path, best: BestCheckpoint) -> None:
-    """Record which bundle the next stage uses; a choice by loss keeps the earlier form for older readers."""
-    write_json(path, best.model_dump(exclude={"chosen_by", "voi"} if best.chosen_by == "loss" else None))
+    """Record which bundle the next stage uses."""
+    write_json(path, best.model_dump())
 
 
 def read_best(path: Path) -> BestCheckpoint:
     """Which bundle to use. MissingInput if training has written none, BadData if the named network has other weights.
 
-    Programs of earlier contracts refuse a file with more fields, so the hash of the weights replaces a seal.
+    The hash of the weights replaces a seal.
     """
     if not path.exists():
         raise MissingInput("no checkpoint has been chosen", where=path, fix="train first")

@@ -36,7 +36,6 @@ class StageError(Exception):
             "wanted": self.wanted,
             "found": self.found,
             "fix": self.fix,
-            "hint": self.fix,  # the name until contract 2.1, for programs that read it
         }
 
 
@@ -129,8 +128,8 @@ def rebuilt(parts: Mapping[str, object]) -> StageError:
     named = [kind for kind in kinds if kind.__name__ == parts.get("error")]
     same_code = [kind for kind in kinds if kind.exit_code == parts.get("exit_code")]
     kind = next(iter(named + same_code), InternalError)
-    texts = {name: str(parts.get(name, "")) for name in ("where", "wanted", "found")}
-    return kind(str(parts["what"]), **texts, fix=fix_of(parts))
+    texts = {name: str(parts.get(name, "")) for name in ("where", "wanted", "found", "fix")}
+    return kind(str(parts["what"]), **texts)
 
 
 def unexpected(error: Exception, *, where: object = "", fix: str = "") -> StageError:
@@ -139,11 +138,6 @@ def unexpected(error: Exception, *, where: object = "", fix: str = "") -> StageE
         fix = "more memory for this process, or fewer and smaller blocks at once (compute.workers, block_shape)"
         return ConfigError("not enough memory", where=where, found=error, fix=fix)
     return InternalError(f"internal: {type(error).__name__}: {error}", where=where, fix=fix)
-
-
-def fix_of(parts: Mapping[str, object]) -> str:
-    """The fix of an error that `as_dict` described; until contract 2.1 it was called hint."""
-    return str(parts.get("fix", parts.get("hint", "")))
 
 
 def _kinds(base: type[StageError]) -> Iterator[type[StageError]]:

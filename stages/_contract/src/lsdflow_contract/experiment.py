@@ -119,6 +119,7 @@ class ComputeTable(StrictModel):
         le=1e7,
         description="cluster: how long a worker waits for its coordinator, seconds; then exit code 75",
     )
+    # To read all of 10^12 voxels back after each stage takes as long as writing them.
     verify_fraction: float = Field(
         default=1.0,
         gt=0,

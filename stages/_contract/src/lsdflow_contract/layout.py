@@ -35,22 +35,17 @@ class ExperimentLayout:
         """The pinned images."""
         return self.root / "images.env"
 
-    @property
-    def data(self) -> Path:
-        """Where contract 1 kept the prepared volumes."""
-        return self.root / "data"
-
     def prepared_volume(self, label: str) -> Path:
         """The container of the volume "target" or "training/NAME" in the manifest of prepare.
 
-        Without a manifest, or if it does not name the volume, the path is that of contract 1. Raises BadData (65) if
-        the manifest is damaged, ContractMismatch (76) if it has another contract major.
+        Without a manifest, or if it does not name the volume, a path in the results that prepare never writes. Raises
+        BadData (65) if the manifest is damaged, ContractMismatch (76) if it has another contract major.
         """
         try:
             named = read_manifest(self, "prepare").outputs
         except MissingInput:
             named = {}
-        return self.root / named[label] if label in named else self.data / f"{label}.zarr"
+        return self.root / named[label] if label in named else self.results / "prepare" / f"{label}.zarr"
 
     def training_volume(self, name: str) -> Path:
         """A prepared training volume (zarr format 2). Raises as prepared_volume."""
@@ -81,11 +76,6 @@ class ExperimentLayout:
     def result(self, stage: str, key: str) -> Path:
         """The folder of the pass with this key: its arrays, and its manifest once it has finished."""
         return self.results / stage / key[:8]
-
-    @property
-    def lsd_error(self) -> Path:
-        """Where contracts before 2.1 kept volumes/lsd_error."""
-        return self.root / "lsd_error.zarr"
 
     @property
     def luts(self) -> Path:

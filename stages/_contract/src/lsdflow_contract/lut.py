@@ -77,7 +77,7 @@ def lut_name(merge_function: str, threshold: float) -> str:
 
 
 def legacy_lut_name(merge_function: str, threshold: float) -> str:
-    """The old name of the field with int(threshold*100), for old readers only: nearby thresholds may collide."""
+    """The name in the published scripts, with int(threshold*100), for their readers: nearby thresholds may collide."""
     return f"seg_{edges_collection(merge_function)}_{int(threshold * 100)}.npz"
 
 
@@ -124,10 +124,7 @@ def read_lut(path: Path) -> Lut:
 
 
 def luts_of(layout: ExperimentLayout, segment: Manifest | None) -> Path:
-    """The folder with the tables of a result of segment; without a result, the folder of all tables.
-
-    Contracts before 2.1 had one folder for all graphs and did not record it in the manifest.
-    """
+    """The folder with the tables of a result of segment; the folder of all tables if no result names its own."""
     return layout.root / segment.facts.get(LUTS_FACT, layout.luts.name) if segment else layout.luts
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
-from lsdflow_contract import CONTRACT_VERSION, KEY_MAJOR, READ_MAJORS
+from lsdflow_contract import CONTRACT_MAJOR, CONTRACT_VERSION, KEY_MAJOR
 from lsdflow_contract.chain_link import ChainLink, results_folder
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, OutputConflict, StageError
 from lsdflow_contract.files import read_json, write_if_changed, write_json
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Set by the wrappers and the launcher: digest of the image, job (scheduler's id, restarts, node).
 DIGEST_VARIABLE, JOB_VARIABLE = "LSDFLOW_IMAGE_DIGEST", "LSDFLOW_JOB"
-# In the facts, like the seal: programs of earlier contracts refuse a manifest with unknown fields.
+# In the facts, like the seal.
 LIBRARIES_FACT = "libraries"
 # Differences that are listed one by one, and the characters of each value.
 LISTED, LONGEST_VALUE = 6, 32
@@ -102,7 +102,7 @@ class Manifest(StrictModel):
 
     @property
     def libraries(self) -> dict[str, str]:
-        """Versions of the libraries that computed the result, by name; empty in a manifest before contract 1.6.1."""
+        """Versions of the libraries that computed the result, by name; empty if the manifest names none."""
         return dict(self.facts.get(LIBRARIES_FACT, {}))
 
 
@@ -208,11 +208,11 @@ def _read(path: Path, stage: str) -> Manifest:
 
 def require_contract(found: str, where: Path) -> None:
     """Refuse an artefact of another contract major (exit 76)."""
-    if found.split(".", maxsplit=1)[0] not in map(str, READ_MAJORS):
+    if found.partition(".")[0] != CONTRACT_MAJOR:
         raise ContractMismatch(
             "the artefact was written for another contract",
             where=where,
-            wanted="contract " + " or ".join(f"{major}.x" for major in READ_MAJORS),
+            wanted=f"contract {CONTRACT_MAJOR}.x",
             found=found or "none",
             fix="use the image that wrote it, or make the artefact again",
         )

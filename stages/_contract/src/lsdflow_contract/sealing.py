@@ -2,8 +2,7 @@
 
     {..., "seal": "<sha256 of everything else, as canonical JSON>"}        (manifests: within their facts)
 
-A flipped bit in the content or in the seal makes them differ. Contracts before 1.8 wrote no seals, so a file without
-a seal is accepted unless it was written by contract 1.8 or later. Metadata of arrays are sealed in the same way, in an
+A flipped bit in the content or in the seal makes them differ. Metadata of arrays are sealed in the same way, in an
 attribute. That seal covers all metadata, not only the attributes, because a changed shape or chunk size also changes
 the values that are read.
 """
@@ -20,7 +19,6 @@ from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of, hash_of_file
 
 SEAL, ARRAY_SEAL = "seal", "lsdflow_seal"
-SEALED_SINCE = (1, 8)
 # The files of an array's metadata; the last existing one holds the attributes.
 _ARRAY_METADATA = ("zarr.json", ".zarray", ".zattrs")
 _REPAIR_ARRAY = "write the metadata again: lsdflow repair EXPERIMENT"
@@ -35,12 +33,12 @@ def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
 def unsealed(value: Any, where: object, fix: str) -> dict[str, Any]:
     """The content of a sealed value, without its seal.
 
-    Raises BadData (65) with `fix` if it is not a JSON object, was changed, or lacks a seal that its contract requires.
+    Raises BadData (65) with `fix` if it is not a JSON object, was changed, or has no seal.
     """
     if not isinstance(value, dict):
         raise BadData("not a JSON object", where=where, found=type(value).__name__, fix=fix)
     content = {name: part for name, part in value.items() if name != SEAL}
-    _require_seal(content, value.get(SEAL), content.get("contract"), where, fix)
+    _require_seal(content, value.get(SEAL), where, fix)
     return content
 
 
@@ -60,9 +58,9 @@ def read_sealed(path: Path, fix: str) -> dict[str, Any]:
 
 
 def require_sha256(path: Path, wanted: Any, fix: str) -> None:
-    """Raise BadData (65) if a file has another sha256 than recorded; contracts before 1.8 recorded none."""
+    """Raise BadData (65) if a file has another sha256 than recorded."""
     found = hash_of_file(path)
-    if wanted is not None and found != wanted:
+    if found != wanted:
         raise _changed(path, f"sha256 {str(wanted)[:64]}", f"sha256 {found}", fix)
 
 
@@ -81,8 +79,8 @@ def require_sealed_array(folder: Path) -> None:
     attributes = _attributes(documents) if documents else {}
     seal = attributes.pop(ARRAY_SEAL, None)
     provenance = attributes.get("lsdflow", {})
-    contract = provenance.get("contract") if isinstance(provenance, dict) else None
-    _require_seal(documents, seal, contract, folder, _REPAIR_ARRAY)
+    if seal is not None or (isinstance(provenance, dict) and "contract" in provenance):
+        _require_seal(documents, seal, folder, _REPAIR_ARRAY)
 
 
 def _array_documents(folder: Path) -> dict[str, Any]:
@@ -105,24 +103,15 @@ def _attributes(documents: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _require_seal(content: Any, seal: Any, contract: Any, where: object, fix: str) -> None:
+def _require_seal(content: Any, seal: Any, where: object, fix: str) -> None:
     if seal is None:
-        if _is_sealed_by(contract):
-            raise BadData("the file has lost its seal: it is damaged or was changed", where=where, fix=fix)
-        return
+        raise BadData("the file has lost its seal: it is damaged or was changed", where=where, fix=fix)
     try:
         found = hash_of(content)
     except ValueError as error:
         raise BadData("damaged file", where=where, found=error, fix=fix) from error
     if found != seal:
         raise _changed(where, "the sha256 that its seal names", "another sha256", fix)
-
-
-def _is_sealed_by(contract: Any) -> bool:
-    """True if that version of the contract writes seals; False for an unreadable version."""
-    major, _, rest = str(contract or "").partition(".")
-    minor = rest.partition(".")[0]
-    return major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= SEALED_SINCE
 
 
 def _changed(where: object, wanted: str, found: str, fix: str) -> BadData:

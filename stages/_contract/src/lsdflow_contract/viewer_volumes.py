@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lsdflow_contract.arrays import LABELS, LSD_ERROR, RAW
+from lsdflow_contract.arrays import LABELS, RAW
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.layout import ExperimentLayout
@@ -53,8 +53,6 @@ def viewer_volumes(
     others: also results that are not current, with names such as `segmentation_1c0f4a2b`, to compare them.
     """
     made = [volume for output in OUTPUTS for volume in _output(layout, *output)]
-    if all(volume.name != "lsd_error" for volume in made):
-        made.append(ViewerVolume("lsd_error", layout.lsd_error, LSD_ERROR.dataset))
     known = [
         ViewerVolume("raw", layout.target_volume, RAW.dataset),
         *made,

@@ -64,8 +64,7 @@ class Chain:
     def _report(self) -> None:
         """Write a report of the present results; the exit code remains that of the stage that failed."""
         try:
-            if self.caller(LAST, report_arguments(self.experiment)) == UsageError.exit_code:
-                self._call(LAST)  # an older image without `report`
+            self.caller(LAST, report_arguments(self.experiment))
         except StageError as error:
             LOG.error("no report: %s", error.message())
 

@@ -18,7 +18,6 @@ from lsdflow_launch.checkpoint_selection.selection import add_selection_verb
 from lsdflow_launch.images.compose_env import write_compose_env
 from lsdflow_launch.init.cli import add_start_verbs
 from lsdflow_launch.integrity import add_integrity_verbs
-from lsdflow_launch.migrate import add_migrate_verb
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.output import next_line, plain_console, print_answer
 from lsdflow_launch.planning.cli import add_plan_verb
@@ -35,7 +34,7 @@ DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
 # The order in `--help`: what a new user needs comes first.
 VERBS = (
     *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "verify", "repair", "doctor"),
-    *("results", "use", "clean", "migrate"),
+    *("results", "use", "clean"),
     *("submit", "scale", "cancel", "select-checkpoint", "schema", "compose-env", "cite"),
 )
 app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))
@@ -133,7 +132,6 @@ app.add_typer(sweep_app)
 add_cluster_verbs(app)
 add_selection_verb(app)
 add_result_verbs(app)
-add_migrate_verb(app)
 add_integrity_verbs(app)
 add_report_verbs(app)
 add_view_verbs(app)

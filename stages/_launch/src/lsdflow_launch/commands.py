@@ -32,7 +32,7 @@ from typing import Any
 
 from lsdflow_command.interruption import heard
 from lsdflow_command.processes import LAUNCHER_VARIABLE, tied_to_this_process
-from lsdflow_contract.errors import InternalError, Interrupted, MissingInput, StageError, fix_of
+from lsdflow_contract.errors import InternalError, Interrupted, MissingInput, StageError
 
 LOG = logging.getLogger("lsdflow.run")
 # How stages begin a warning.
@@ -109,7 +109,7 @@ def _warn_once(text: str) -> None:
 
 def error_of(answer: Mapping[str, Any]) -> StageError:
     """Return the error that a stage reported as JSON, with its exit code."""
-    parts = {name: str(answer.get(name, "")) for name in ("where", "wanted", "found")} | {"fix": fix_of(answer)}
+    parts = {name: str(answer.get(name, "")) for name in ("where", "wanted", "found", "fix")}
     error = StageError(str(answer.get("what") or json.dumps(answer)), **parts)
     error.exit_code = int(answer["exit_code"])
     return error

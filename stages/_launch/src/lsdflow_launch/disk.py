@@ -30,7 +30,7 @@ def result_folders(layout: ExperimentLayout, stage: str) -> list[Path]:
     """Return the folders that hold the results of a stage (the rows of a mongo store are elsewhere)."""
     blocks, results = layout.store / "blocks" / stage, layout.results / stage
     folders = {
-        "prepare": [results, layout.data],
+        "prepare": [results],
         "predict": [results, blocks],
         "watershed": [results, layout.store / "nodes", blocks],
         "agglomerate": [results, *layout.store.glob("edges_*"), blocks],

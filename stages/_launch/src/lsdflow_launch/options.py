@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +9,6 @@ import typer
 
 from lsdflow_command.app import SETTING
 from lsdflow_command.completion import experiment_folders, settings, stages
-
-LOG = logging.getLogger("lsdflow")
 
 
 def named_folder(context: typer.Context) -> Path:
@@ -32,22 +29,8 @@ Folder = Annotated[Path, typer.Argument(help="folder of the experiment", autocom
 Set = Annotated[list[str] | None, typer.Option("--set", help=SETTING, autocompletion=settings_of_folder)]
 First = Annotated[str, typer.Option("--from", help="first stage to run", autocompletion=stages)]
 Last = Annotated[str, typer.Option("--to", help="last stage to run", autocompletion=stages)]
-OldBackend = Annotated[str | None, typer.Option("--on", hidden=True)]
 Engine = Annotated[str | None, typer.Option(help="container: docker, podman, or singularity (also for apptainer)")]
 Images = Annotated[Path | None, typer.Option(help="container: folder with the SIF images, for singularity")]
 Network = Annotated[str | None, typer.Option(help="container: network in which MongoDB is reached (default: host)")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Debug = Annotated[bool, typer.Option("--debug", help="also print tracebacks")]
-
-
-def warn_of_old_spelling(old: str, new: str) -> None:
-    """Log that `old` works for this release only, and what replaces it."""
-    LOG.warning("%s is deprecated and works for this release only; use: %s", old, new)
-
-
-def chosen_backend(backend: str, on: str | None) -> str:
-    """Return the value of `--backend`, or that of its old spelling `--on`, with a warning."""
-    if on is None:
-        return backend
-    warn_of_old_spelling("--on", f"--backend {on}")
-    return on

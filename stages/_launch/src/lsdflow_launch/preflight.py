@@ -26,7 +26,6 @@ from lsdflow_contract.errors import (
     PermissionDenied,
     StageError,
     StorageFailure,
-    fix_of,
 )
 from lsdflow_contract.errors import problems_of as errors_of
 from lsdflow_contract.experiment import STAGES, Experiment
@@ -126,7 +125,7 @@ def _is_made_later(problem: Problem, stage: str, experiment: Experiment) -> bool
 
 def _folders_of_stages(layout: ExperimentLayout) -> list[Path]:
     """Return the folders of an experiment that stages write into."""
-    folders = [layout.data, layout.store, layout.luts, layout.report, layout.results]
+    folders = [layout.store, layout.luts, layout.report, layout.results]
     return [*folders, layout.manifest("a").parent, layout.stage_runs("a").parent, layout.train_dir("a").parent]
 
 
@@ -308,7 +307,7 @@ def print_problems(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     for stage, problems in found.items():
         for problem in problems:
             typer.echo(f"{stage}: {problem['what']}", err=True)
-            parts = {name: problem.get(name) for name in ("where", "wanted", "found")} | {"fix": fix_of(problem)}
+            parts = {name: problem.get(name) for name in ("where", "wanted", "found", "fix")}
             for name, text in parts.items():
                 if text:
                     typer.echo(f"  {name:>8}: {text}", err=True)

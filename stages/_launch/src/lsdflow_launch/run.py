@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lsdflow_command.app import OldReplaceOption, exit_codes
+from lsdflow_command.app import exit_codes
 from lsdflow_command.completion import one_of
 from lsdflow_command.experiment_lock import experiment_lock, require_idle, require_no_chain
 from lsdflow_contract.errors import (
@@ -30,19 +30,7 @@ from lsdflow_launch.chain import LAST, Chain, first_stage, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.container import ContainerOptions, Containers, choose_ask
 from lsdflow_launch.init.template import require_known_keys
-from lsdflow_launch.options import (
-    Debug,
-    Engine,
-    First,
-    Folder,
-    Images,
-    Json,
-    Last,
-    Network,
-    OldBackend,
-    Set,
-    chosen_backend,
-)
+from lsdflow_launch.options import Debug, Engine, First, Folder, Images, Json, Last, Network, Set
 from lsdflow_launch.output import next_line, print_answer, print_scores, result_facts, stdout_for_json
 from lsdflow_launch.preflight import EXPERIMENT, Scope, print_problems, problems_of
 from lsdflow_launch.report import refreshed_report
@@ -191,8 +179,6 @@ def add_run_verb(app: typer.Typer) -> None:
         first: First = STAGES[0],
         last: Last = STAGES[-1],
         override: Set = None,
-        replace: OldReplaceOption = False,
-        on: OldBackend = None,
         engine: Engine = None,
         images: Images = None,
         network: Network = None,
@@ -200,9 +186,7 @@ def add_run_verb(app: typer.Typer) -> None:
         debug: Debug = False,
     ) -> None:
         """Check all stages, then run them in order; finished ones are skipped, an interrupted one is resumed."""
-        del replace
         with exit_codes(debug, as_json):
-            backend = chosen_backend(backend, on)
             experiment = load_experiment(folder, override or [])
             if backend == "local":
                 require_known_keys(experiment)

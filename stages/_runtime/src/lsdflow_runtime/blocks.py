@@ -14,7 +14,7 @@ runs/<stage>/grids/<key>.json      the region and the block shape of a pass, vox
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,6 @@ from lsdflow_contract.errors import ConfigError, StageError
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import Manifest
-
-# The names of these values in the resolved config of a stage, for older passes without such a file.
-_BEGINS, _SHAPES = ("begin_vox", "total_begin_vox"), ("shape_vox", "total_shape_vox")
 
 
 @dataclass(frozen=True)
@@ -118,28 +114,14 @@ def read_grid(layout: ExperimentLayout, stage: str, key: str) -> BlockPlan | Non
     """The blocks of a pass, without context; None if its file is missing or damaged."""
     try:
         found = read_json(_grid_file(layout, stage, key))
-    except StageError:
+        begin, shape, block = (_vox3(found[name]) for name in ("begin_vox", "shape_vox", "block_shape_vox"))
+        return BlockPlan(Box(begin, shape), block)
+    except (StageError, LookupError, TypeError, ValueError):
         return None
-    return _grid(found) if isinstance(found, Mapping) else None
-
-
-def grid_of_manifest(manifest: Manifest) -> BlockPlan | None:
-    """The blocks of a finished stage from its resolved config, without context; None if that does not contain them."""
-    resolved = manifest.config.get("resolved")
-    return _grid(resolved) if isinstance(resolved, Mapping) else None
 
 
 def _grid_file(layout: ExperimentLayout, stage: str, key: str) -> Path:
     return layout.stage_runs(stage) / "grids" / f"{key}.json"
-
-
-def _grid(found: Mapping[str, Any]) -> BlockPlan | None:
-    begin = next((found[name] for name in _BEGINS if name in found), None)
-    shape = next((found[name] for name in _SHAPES if name in found), None)
-    try:
-        return BlockPlan(Box(_vox3(begin), _vox3(shape)), _vox3(found.get("block_shape_vox")))
-    except (TypeError, ValueError, ConfigError):
-        return None
 
 
 def _vox3(values: Any) -> Vox3:

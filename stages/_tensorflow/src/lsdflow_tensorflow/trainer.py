@@ -36,7 +36,7 @@ from lsdflow_training.failures import TOO_LARGE, StopRequest, batches_of, not_fi
 from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.sharding import all_finite
 from lsdflow_training.run import Training, TrainingResult
-from lsdflow_training.schedule import learning_rate, limit_reached, rate_factor
+from lsdflow_training.schedule import learning_rate, limit_reached
 from lsdflow_training.settings import TrainingSettings, make_bundle
 from lsdflow_training.snapshots import pictures, snapshot_path, write_snapshot
 from lsdflow_training.timing import NodeTimes
@@ -82,7 +82,6 @@ class TensorflowTrainer:
         self.trained = new_network(settings)
         schedules = settings.schedules
         self.optimizer = torch.optim.Adam(self.trained.parameters(), lr=schedules.learning_rate, betas=schedules.betas)
-        self.rate_factor = rate_factor(settings.step.learning_rate_scaling, settings.step.effective_batch)
         self.monitor = LossMonitor(folder, settings.early_stopping, Group())  # the chief alone validates
         self.iteration = self.saved = 0
         self.minutes_before = self.minutes = 0.0
@@ -159,7 +158,7 @@ class TensorflowTrainer:
     def _step(self, engine: Engine, batches: Sequence[gp.Batch], stop: StopRequest, curves: Curves | None) -> Step:
         schedules, number = self.settings.schedules, self.iteration + 1
         minutes = self._own_minutes()
-        rate = learning_rate(schedules, number, minutes) * self.rate_factor
+        rate = learning_rate(schedules, number, minutes)
         patches = [to_patch(batch, self.keys, torch.device("cpu")) for batch in batches]
         if curves is not None and schedules.has_snapshot(number):
             self._snapshot(engine, batches[-1], number, curves)

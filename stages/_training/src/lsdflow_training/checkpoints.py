@@ -50,15 +50,14 @@ from lsdflow_training.processes.sharding import share_optimizer, shares_of
 from lsdflow_training.step import AveragedWeights
 
 LOG = logging.getLogger("lsdflow.training")
-_NOT_IF_EMPTY = ("scaler", "weights")  # fields of TrainingState that are stored only if they hold something
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Optimizer state, torch's random state, minutes trained so far; the hash of bundle.json ("" in old files).
+    """Optimizer state, torch's random state, minutes trained so far; the hash of bundle.json.
 
     scaler: state of the loss scaling of fp16. weights: those of the last step, if the bundle has their average.
-    Both are otherwise empty and not in the file.
+    Both are otherwise empty.
     """
 
     optimizer: dict[str, Any]
@@ -72,7 +71,7 @@ class TrainingState:
 def state_to_bytes(state: TrainingState) -> bytes:
     """Content of resume.pt: only tensors and plain values, so that it can be read with weights_only."""
     buffer = io.BytesIO()
-    torch.save({name: value for name, value in vars(state).items() if name not in _NOT_IF_EMPTY or value}, buffer)
+    torch.save(vars(state), buffer)
     return buffer.getvalue()
 
 
@@ -84,10 +83,7 @@ def read_state(path: Path) -> TrainingState:
         if damaged is not None:
             raise zipfile.BadZipFile(f"{damaged} does not have its checksum")
         file.seek(0)
-        content = torch.load(file, map_location="cpu", weights_only=True)
-        described = str(content.get("description_sha256", ""))
-        minutes, later = float(content["minutes"]), {name: dict(content.get(name, {})) for name in _NOT_IF_EMPTY}
-        return TrainingState(content["optimizer"], content["torch_rng"], minutes, described, **later)
+        return TrainingState(**torch.load(file, map_location="cpu", weights_only=True))
     except Exception as error:  # torch.load fails with many types on damaged files
         raise BadData("the training state is missing or damaged", where=path, found=error) from error
 
@@ -182,7 +178,7 @@ def read_checkpoint(checkpoints: Path, iteration: int) -> Resumed:
     folder = bundle_folder(checkpoints, iteration)
     state = read_state(folder / RESUME)
     description = read_json(folder / BUNDLE_JSON)
-    if state.description_sha256 and state.description_sha256 != hash_of_description(description):
+    if state.description_sha256 != hash_of_description(description):
         raise BadData("the description of the checkpoint is damaged or was changed", where=folder / BUNDLE_JSON)
     bundle, weights = load_bundle(folder)
     if bundle.iteration != iteration:

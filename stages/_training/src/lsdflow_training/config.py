@@ -5,7 +5,7 @@ Omitted options come from the profile of the experiment: see profiles.py.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, field_validator
 
@@ -72,10 +72,6 @@ class TrainingConfig(DistributedConfig, RegularizationConfig, RecordsConfig):
     )
     ignore_ids: tuple[int, ...] = Field(
         default=(), description="labels that are neither neuron nor background, for example glia: never trained"
-    )
-    ignored_labels: Literal["context", "unused"] = Field(
-        default="context",
-        description="whether labels of ignored voxels count for the shape of their neighbours (as published), or not",
     )
     initial_weights: str | None = Field(
         default=None,
@@ -204,6 +200,7 @@ class TrainingConfig(DistributedConfig, RegularizationConfig, RecordsConfig):
         le=1024,
         description="processes that prepare training patches; 0 = none (default: half of the cores)",
     )
+    # Bounds the host's memory: large patches of many channels need fewer of them at once.
     cache_size: int = Field(default=40, ge=1, le=10_000, description="number of patches prepared in advance")
     pipeline: DataPath = Field(
         default="gunpowder",
@@ -213,11 +210,6 @@ class TrainingConfig(DistributedConfig, RegularizationConfig, RecordsConfig):
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="CPU threads of the training (default: all cores)"
     )
-
-    def at_default(self) -> set[str]:
-        """Options that manifests omit: those at their default, unused records, unset initial weights."""
-        drawn = {"initial_weights"} if self.initial_weights is None else set()
-        return super().at_default() | self.unused_records() | drawn
 
     @field_validator("ignore_ids")
     @classmethod
@@ -260,11 +252,6 @@ class AffinityTrainingConfig(TrainingConfig):
     lsd_checkpoint: Literal["best"] | int = Field(
         default="best", description="LSD network for mode acrlsd: best, or an iteration of train-lsd"
     )
-
-    def recorded(self) -> dict[str, Any]:
-        """Options for the manifest; the neighborhood only if it is not the default: old manifests still match."""
-        usual = self.neighborhood == AFFINITY_NEIGHBORHOOD
-        return self.model_dump(mode="json", exclude=self.at_default() | ({"neighborhood"} if usual else set()))
 
     @field_validator("neighborhood")
     @classmethod

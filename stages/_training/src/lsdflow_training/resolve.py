@@ -205,7 +205,6 @@ def _targets(config: TrainingConfig, profile: Profile, kind: Kind, voxel_size_nm
         balance_labels=_or(config.balance_labels, profile.balance_labels),
         ignore_ids=tuple(sorted(set(config.ignore_ids))),
         sparse_labels=config.sparse_labels,
-        ignored_labels_count=config.ignored_labels == "context",
     )
 
 
@@ -324,7 +323,6 @@ def resolve_distribution(config: TrainingConfig, device: str, ranks: Ranks) -> D
         min_num_params=config.fsdp_min_num_params,
         cpu_offload=config.fsdp_cpu_offload,
         peer_timeout_s=config.peer_timeout_s,
-        check_weights_every=config.check_weights_every,
     )
 
 
@@ -336,7 +334,6 @@ def resolve_step(config: DistributedConfig, processes: int) -> StepOptions:
         optimizer=config.optimizer,
         weight_decay=config.weight_decay,
         clip_gradient=config.clip_gradient,
-        learning_rate_scaling=config.learning_rate_scaling,
         checkpoint_activations=config.checkpoint_activations,
     )
 

@@ -32,7 +32,6 @@ from lsdflow_contract.trainings import (
     current_training,
     make_current,
     shortfall,
-    training_folder,
     training_outputs,
 )
 from lsdflow_training.checks import device_of_jobs, settings_problems, tensorflow_problems
@@ -90,7 +89,7 @@ class Training:
     @property
     def folder(self) -> Path:
         """The folder in the results that the training writes to; named by its key."""
-        return training_folder(self.experiment.layout, self.settings.stage, self.key)
+        return self.experiment.layout.result(self.settings.stage, self.key)
 
 
 def resolve_training(
@@ -206,7 +205,7 @@ def _report_other_settings(training: Training) -> None:
     """Log how the training differs from the current one, which stays in the results."""
     with suppress(StageError):
         earlier = read_manifest(training.experiment.layout, training.settings.stage)
-        changed = differences(earlier, training.config.recorded(), training.inputs)
+        changed = differences(earlier, training.config.model_dump(mode="json"), training.inputs)
         if earlier.key != training.key:
             LOG.warning(
                 "%s: another training than the current one (%s): %s. It has a folder of its own in results/; "
@@ -243,7 +242,7 @@ def _write_manifest(training: Training, result: TrainingResult, best: BestCheckp
     Manifest(
         writer=Writer.of(stage),
         key=training.key,
-        config=training.config.recorded(),
+        config=training.config.model_dump(mode="json"),
         inputs=training.inputs,
         outputs=training_outputs(training.experiment.layout, stage, training.key),
         facts=facts,

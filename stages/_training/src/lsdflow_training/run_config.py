@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -27,11 +27,6 @@ class DistributedConfig(StrictModel):
     weight_decay: float = Field(default=0.0, ge=0, le=1, description="weight decay of the optimizer")
     clip_gradient: float | None = Field(
         default=None, gt=0, description="largest norm of the gradient (default: not limited)"
-    )
-    learning_rate_scaling: Literal["none", "linear", "sqrt"] = Field(
-        default="none",
-        description="multiply learning_rate by 1, n or the square root of n, where n = patches per step in all "
-        "processes",
     )
     checkpoint_activations: bool = Field(
         default=False,
@@ -60,18 +55,6 @@ class DistributedConfig(StrictModel):
         le=1e6,
         description="a process that waits this many seconds for another one ends with exit code 75 and can be resumed",
     )
-    check_weights_every: int = Field(
-        default=1000, ge=1, description="iterations between checks that all processes have the same weights"
-    )
-
-    def at_default(self) -> set[str]:
-        """Options of this class at their default. Manifests omit them, as manifests from before these options do."""
-        fields = {k: v for k, v in DistributedConfig.model_fields.items() if k != "precision"}
-        return {name for name, field in fields.items() if getattr(self, name) == field.default}
-
-    def recorded(self) -> dict[str, Any]:
-        """Options as plain values, for the manifest."""
-        return self.model_dump(mode="json", exclude=self.at_default())
 
     @field_validator("processes")
     @classmethod
@@ -120,7 +103,3 @@ class RecordsConfig(StrictModel):
         description='also log to MLflow, if installed: "local" (train/mlruns), http(s)://..., file:///... (default: do'
         " not)",
     )
-
-    def unused_records(self) -> set[str]:
-        """Options of this class at their default. Manifests omit them, as manifests from before these options do."""
-        return {name for name, field in RecordsConfig.model_fields.items() if getattr(self, name) == field.default}

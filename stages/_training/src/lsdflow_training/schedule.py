@@ -16,11 +16,6 @@ from lsdflow_training.settings import Schedules
 LONGEST_WARM_UP = 0.1
 
 
-def rate_factor(rule: str, effective_batch: int) -> float:
-    """Factor of the learning rate for a step of effective_batch patches: 1 (none), n (linear) or its root (sqrt)."""
-    return {"none": 1.0, "linear": float(effective_batch), "sqrt": math.sqrt(effective_batch)}[rule]
-
-
 def learning_rate(schedules: Schedules, iteration: int, minutes: float) -> float:
     """Learning rate of the step that makes `iteration` (1, 2, ...), `minutes` after the start of the training.
 

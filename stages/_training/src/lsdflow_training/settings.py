@@ -71,7 +71,6 @@ class Targets:
     """What is learnt: LSDs, affinities or both, and which labels count.
 
     ignore_ids: labels that are neither object nor background. sparse_labels: voxels without a label are ignored.
-    ignored_labels_count: labels under the mask's IGNORE are context for the shape descriptors of their neighbours.
     """
 
     lsds: bool
@@ -86,7 +85,6 @@ class Targets:
     balance_labels: bool
     ignore_ids: tuple[int, ...] = ()
     sparse_labels: bool = False
-    ignored_labels_count: bool = True
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,6 @@ class StepOptions:
     optimizer: Literal["adam", "adamw"] = "adam"
     weight_decay: float = 0.0
     clip_gradient: float | None = None
-    learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
     checkpoint_activations: bool = False
 
     def parameters(self) -> dict[str, Any]:
@@ -141,7 +138,6 @@ class Distribution:
     min_num_params: int = 1_000_000
     cpu_offload: bool = False
     peer_timeout_s: float = 240.0
-    check_weights_every: int = 1000
 
     @property
     def sharded(self) -> bool:
@@ -213,7 +209,7 @@ class TrainingSettings:
 def training_parameters(settings: TrainingSettings) -> dict[str, Any]:
     """The parameters that the result of a training depends on, for its key; not its length or what is kept.
 
-    Fields that were added later count only if they differ from their default, so earlier trainings keep their key.
+    Options count only if they differ from their default, so that a new one leaves the keys of trainings without it.
     """
     everything = dataclasses.asdict(settings)
     everything["augmentation"] = _without_defaults(settings.augmentation)

@@ -95,7 +95,7 @@ class TrainStage(Stage):
         compute = experiment.compute.model_copy(update={"device": "cpu"})
         on_cpu = replace(experiment, compute=compute, tables={**experiment.tables, self.name: table})
         try:
-            return how_finished(self.resolve(on_cpu), experiment.table(self.name, self.config).recorded())
+            return how_finished(self.resolve(on_cpu), experiment.table(self.name, self.config).model_dump(mode="json"))
         except (StageError, OSError):
             return None  # the run itself reports what is wrong
 
@@ -212,7 +212,7 @@ def describe_network(training: Training, lsd: Bundle | None) -> None:
     Manifest(
         writer=Writer.of(settings.stage),
         key=training.key,
-        config=training.config.recorded(),
+        config=training.config.model_dump(mode="json"),
         inputs=training.inputs,
         outputs={},
         identity=hash_of({"key": training.key, "weights": weights}),

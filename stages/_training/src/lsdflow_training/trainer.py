@@ -41,7 +41,7 @@ from lsdflow_training.mlflow_log import open_mlflow
 from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.sharding import all_finite, require_same_weights, whole_optimizer, whole_weights
 from lsdflow_training.run import TrainingResult
-from lsdflow_training.schedule import learning_rate, limit_reached, rate_factor
+from lsdflow_training.schedule import learning_rate, limit_reached
 from lsdflow_training.settings import TrainingSettings, make_bundle
 from lsdflow_training.snapshots import pictures, snapshot_path, write_snapshot
 from lsdflow_training.step import AveragedWeights, StepResult, train_step
@@ -93,7 +93,6 @@ class Trainer:
         self.network, gradients = build_network(settings, self.trained, lsd, self.group, self.device, self.precision)
         self.gradients = gradients if self.group.alone else replace(gradients, combine=self._combine)
         self.optimizer = make_optimizer(settings, self.trained)
-        self.learning_rate_factor = rate_factor(settings.step.learning_rate_scaling, settings.step.effective_batch)
         decay = settings.average_decay
         self.average = None if decay is None else AveragedWeights(self.trained, decay)
         self.monitor = LossMonitor(folder, settings.early_stopping, self.group)
@@ -162,8 +161,6 @@ class Trainer:
                     self._log(curves, result, progress)
                 if self.iteration % schedules.validation_every == 0 and self.iteration % schedules.checkpoint_every:
                     self._validate(curves)
-                if self.iteration % self.settings.distribution.check_weights_every == 0:
-                    require_same_weights(self.trained, self.group, self.settings.distribution)
                 if self.iteration % schedules.checkpoint_every == 0 and not self._finished():
                     self._checkpoint(curves)
                 profiled(self.iteration)
@@ -175,7 +172,7 @@ class Trainer:
         schedules = self.settings.schedules
         number = self.iteration + 1
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(schedules, number, self._minutes()) * self.learning_rate_factor
+            group["lr"] = learning_rate(schedules, number, self._minutes())
         patches = [to_patch(batch, self.keys, self.device) for batch in batches]
         snapshot = self.group.writes and schedules.has_snapshot(number)
         result = train_step(
@@ -257,6 +254,7 @@ class Trainer:
     def _checkpoint(self, curves: Curves | None, *, validate: bool = True) -> None:
         if self.iteration == self.saved:
             return
+        require_same_weights(self.trained, self.group, self.settings.distribution)
         if not all(row[0] for row in self.group.gather([float(all_finite(self.trained))])):
             batches = self._batches(self.iteration)
             raise not_finite("weights are", TOO_LARGE, number=self.iteration, saved=self.saved, batches=batches)
@@ -306,9 +304,8 @@ class Trainer:
         step, world = self.settings.step, self.group.ranks.world_size
         if step.effective_batch > 1:
             LOG.info(
-                "%d patches a step (%d processes x accumulate %d), %s; learning rate x %.4g (%s)",
+                "%d patches a step (%d processes x accumulate %d), %s",
                 *(step.effective_batch, world, step.accumulate, self.settings.distribution.strategy),
-                *(self.learning_rate_factor, step.learning_rate_scaling),
             )
 
     def _lsd_sha256(self) -> str | None:

@@ -59,7 +59,7 @@ class AgglomerateConfig(StrictModel):
     def parameters(self) -> dict[str, Any]:
         """All options that can change the result, as plain values; the shape of super-blocks cannot.
 
-        If scores are from affinities, the options of LSDs are left out, so that older graphs keep their keys.
+        If scores are from affinities, the options of LSDs are left out: no key depends on them.
         """
         without = {"super_block", *(("scored_from", "lsd_sigma") if self.scored_from == "affinities" else ())}
         return self.model_dump(mode="json", exclude=without)

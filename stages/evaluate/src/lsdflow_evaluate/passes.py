@@ -177,7 +177,7 @@ def lsd_error_task(experiment: Experiment) -> BlockTask:
     parameters = {"part": lsd_error.PART, **decided}
     inputs = {"predict": predict.identity, "segment": segment.identity}
     key = work_key(STAGE, parameters, inputs)
-    output = OutputArray(_lsd_error_container(experiment, key), LSD_ERROR, grid, box, shape)
+    output = OutputArray(experiment.layout.result(STAGE, key) / "lsd_error.zarr", LSD_ERROR, grid, box, shape)
     return BlockTask(
         stage=STAGE,
         experiment=experiment,
@@ -188,15 +188,6 @@ def lsd_error_task(experiment: Experiment) -> BlockTask:
         outputs={lsd_error.PART: output},
         open=partial(lsd_error.lsd_error_blocks, segmentation, lsds, lattice),
     )
-
-
-def _lsd_error_container(experiment: Experiment, key: str) -> Path:
-    """In the folder of the results of the key, or where contracts before 2.1 have made the map of this very key."""
-    layout = experiment.layout
-    with suppress(StageError):
-        if open_volume(layout.lsd_error, LSD_ERROR.dataset).provenance.get("key") == key:
-            return layout.lsd_error
-    return layout.result(STAGE, key) / "lsd_error.zarr"
 
 
 def pass_of_key(experiment: Experiment, key: str) -> BlockTask:

@@ -146,8 +146,7 @@ def _require_report(layout: ExperimentLayout, manifest: Manifest) -> None:
     if missing:
         raise MissingInput("parts of the report are missing", where=", ".join(missing), fix="run: evaluate run")
     kept = layout.result(STAGE, manifest.key) / "scores.json"
-    # Contracts before 2.1 kept no scores beside the manifest.
-    for path in (layout.root / OUTPUTS["scores"], *([kept] if kept.parent.exists() else [])):
+    for path in (layout.root / OUTPUTS["scores"], kept):
         identity = hash_of([manifest.key, read_sealed(path, "run: evaluate run")])
         if identity != manifest.identity:
             raise BadData(

@@ -39,7 +39,7 @@ from lsdflow_predict.same_device import require_same_device
 from lsdflow_predict.tiling import TiledNetwork, TileGrid, Tiling, tile_networks
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockTask, container_of
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockTask
 from lsdflow_runtime.engine.daisy_runner import worker_number
 from lsdflow_runtime.engine.planning import plan_task
 from lsdflow_runtime.io.volumes import OutputArray, Volume
@@ -214,7 +214,7 @@ def _block_task(
         plan=BlockPlan(grid.region, grid.block_vox, grid.context_vox(lsds_in_memory)),
         outputs={
             name: OutputArray(
-                path=container_of(experiment.layout, STAGE, key, name, "predictions.zarr"),
+                path=experiment.layout.result(STAGE, key) / "predictions.zarr",
                 spec=specs[name],
                 grid=inputs.raw.geometry,
                 box=grid.region,

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from lsdflow_contract.arrays import LABELS, MASK, RAW, ArraySpec
+from lsdflow_contract.arrays import LABELS
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
@@ -24,7 +23,6 @@ from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_prepare import findings as rules
 from lsdflow_prepare.config import PrepareConfig, without_paths
 from lsdflow_prepare.inputs import VolumeInputs
-from lsdflow_prepare.journal import is_whole
 from lsdflow_prepare.statistics import LabelStatistics, RawStatistics, SlabComponents
 from lsdflow_prepare.volume_passes import STAGE, VolumePass
 from lsdflow_runtime.io.volumes import open_volume
@@ -62,49 +60,23 @@ class VolumeSummary:
 
 
 def summary_of(passes: Sequence[VolumePass]) -> VolumeSummary:
-    """The statistics of a volume whose blocks are all done.
-
-    Blocks of contract 2.1 and before have no statistics in their marks; they are read again.
-    """
+    """The statistics of a volume whose blocks are all done."""
     summary = VolumeSummary()
     for task in passes:
-        if task.content == "raw":
-            _merge_raw(task, summary.raw)
-        else:
+        if task.content == "labels":
             summary.labels = LabelStatistics()
-            _merge_labels(task, summary.labels)
             summary.components = _components(task) if task.has_whole_planes else None
+        for record in task.marks.records().values():
+            (summary.labels or summary.raw).merge(record["facts"])
     return summary
-
-
-def _merge_raw(task: VolumePass, raw: RawStatistics) -> None:
-    for number, record in task.marks.records().items():
-        facts = record["facts"]
-        if "minimum" in facts:
-            raw.merge(facts)
-        else:
-            raw.add(_read(task, number, RAW), int(facts["clipped"]))
-
-
-def _merge_labels(task: VolumePass, labels: LabelStatistics) -> None:
-    for number, record in task.marks.records().items():
-        if "ids" in record["facts"]:
-            labels.merge(record["facts"])
-        else:
-            labels.add(_read(task, number, LABELS), _read(task, number, MASK))
 
 
 def _components(task: VolumePass) -> dict[int, int]:
     """Number of components of each id."""
-    slabs = SlabComponents()
-    for number in range(len(task.plan)):
-        slabs.add(_read(task, number, LABELS))
+    slabs, labels = SlabComponents(), open_volume(task.container, LABELS.dataset)
+    for block in task.plan.blocks():
+        slabs.add(labels.read(block.write))
     return slabs.per_label()
-
-
-def _read(task: VolumePass, number: int, spec: ArraySpec) -> NDArray[Any]:
-    """The written values of a block."""
-    return open_volume(task.container, spec.dataset).read(task.plan.block(number).write)
 
 
 class VolumeReport(StrictModel):
@@ -137,7 +109,7 @@ def make_report(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> VolumeRep
 
 def finished_report(passes: Sequence[VolumePass]) -> VolumeReport | None:
     """The report of a volume that is finished with the same key; None if it is not finished."""
-    return read_report(passes) if all(is_whole(task) for task in passes) else None
+    return read_report(passes) if all(task.is_whole for task in passes) else None
 
 
 def read_report(passes: Sequence[VolumePass]) -> VolumeReport | None:

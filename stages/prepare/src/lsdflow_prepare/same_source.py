@@ -28,16 +28,15 @@ from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_prepare import volume_passes
 from lsdflow_prepare.config import without_paths
 from lsdflow_prepare.inputs import VolumeInputs
-from lsdflow_prepare.journal import adopt_journal, is_whole
 from lsdflow_prepare.volume_passes import STAGE, VolumePass, parameters_of, passes_of, provenance_of
 
 LOG = logging.getLogger("lsdflow.prepare")
 
 
 def containers(layout: ExperimentLayout, label: str) -> list[Path]:
-    """Possible containers of a volume: the current one, that of contract 1, then other results, newest first."""
+    """Possible containers of a volume: the current one, then other results, newest first."""
     found = list((layout.results / STAGE).glob(f"*/{label.removeprefix('training/')}.zarr"))
-    found = [layout.data / f"{label}.zarr", *sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
+    found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     with suppress(BadData, ContractMismatch):
         found.insert(0, layout.prepared_volume(label))
     return [path for path in dict.fromkeys(found) if path.exists()]
@@ -63,7 +62,7 @@ def recognised(
     if unread:
         return unread[0]
     changed = []
-    for known in (known for known in earlier if all(map(is_whole, known))):
+    for known in (known for known in earlier if all(task.is_whole for task in known)):
         difference = _difference(inputs, known)
         if not difference:
             return known
@@ -113,7 +112,6 @@ def _difference(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> str:
     LOG.info("the files of %s changed since they were prepared; their voxels are compared", inputs.name)
     with Progress(STAGE, total=sum(task.plan.total.size for task in passes), unit="voxel") as progress:
         for task in passes:
-            adopt_journal(task)
             for number, record in task.marks.records().items():
                 block = task.plan.block(number)
                 arrays = volume_passes.make_block(inputs, task.content, block).arrays
@@ -146,7 +144,7 @@ def _forms(states: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _noted(passes: Sequence[VolumePass]) -> dict[str, Any]:
-    """The record that `remember` wrote for these passes; empty for a volume of contract 1.6 or before."""
+    """The record that `remember` wrote for these passes; empty if it is missing or damaged."""
     try:
         noted = read_sealed(_path(passes), "prepare run")
     except (MissingInput, BadData, NotADirectoryError):

@@ -19,7 +19,6 @@ from lsdflow_contract.manifest import Manifest, read_kept_manifest, read_manifes
 from lsdflow_prepare.config import PrepareConfig, without_paths
 from lsdflow_prepare.findings import Findings, voxel_size_warnings
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
-from lsdflow_prepare.journal import adopt_journal, remove_unfinished_arrays
 from lsdflow_prepare.look import describe_volumes, look_at
 from lsdflow_prepare.report import (
     VolumeReport,
@@ -198,7 +197,6 @@ def _finish(
         report = finished_report(tasks)
         if report is None:
             for task in tasks:
-                adopt_journal(task)
                 LOG.info("%s: %s voxels", task.label, "x".join(map(str, task.plan.total.shape_vox)))
                 run_blocks(task, [key])
             refuse_changed(inputs, tasks)
@@ -212,7 +210,6 @@ def _finish(
     seconds = time.time() - started
     manifest = make_manifest(experiment, table, reports, outputs, warnings=findings.warnings, seconds=seconds)
     _leave_manifest(experiment.layout, manifest)
-    remove_unfinished_arrays(experiment.layout)
 
 
 def _leave_manifest(layout: ExperimentLayout, manifest: Manifest) -> None:
@@ -295,7 +292,6 @@ def _verified(label: str, passes: list[VolumePass]) -> int:
         )
     read = 0
     for task in passes:
-        adopt_journal(task)
         read += verify_blocks(task)
         if task.identity(task.marks.records()) != report.identity.get(task.content):
             raise BadData(
@@ -332,7 +328,6 @@ def _repair(inputs: VolumeInputs, task: VolumePass, manifest: Manifest) -> int:
     whose checksum is lost are known to differ only afterwards; they, and the manifest, no longer count as finished.
     """
     task.marks.remove_damaged(len(task.plan))
-    adopt_journal(task)
     wanted = _readable_records(task)
     invalidate_damaged(task)
     lost = sorted(set(range(len(task.plan))) - task.marks.done())

@@ -72,6 +72,12 @@ class VolumePass(BlockTask):
         """True if each block covers the y,x plane of the volume."""
         return self.plan.grid_shape[1:] == (1, 1)
 
+    @property
+    def is_whole(self) -> bool:
+        """True if every block is done and the arrays exist."""
+        has_arrays = all(output.folder.is_dir() for output in self.outputs.values())
+        return has_arrays and len(self.marks.done()) == len(self.plan)
+
     def provenance(self) -> dict[str, Any]:
         """The lsdflow block in the attributes of the arrays, with the key of the volume and its parameters."""
         return {**super().provenance(), "key": self.volume_key, "parameters": dict(self.config)}

@@ -75,6 +75,10 @@ class Forest:
             done = merged
 
 
+# Edges that wait in memory, about 34 bytes each.
+BUFFER_EDGES = 1 << 24
+
+
 class ThresholdSweep:
     """Collects edges in any order and in any number of batches, then gives the segments of each threshold.
 
@@ -82,7 +86,7 @@ class ThresholdSweep:
     edges that wait in memory (about 34 bytes each while they are swept). Raises BadData for other fragments.
     """
 
-    def __init__(self, fragments: UInt64s, thresholds: Sequence[float], buffer_edges: int = 1 << 24) -> None:
+    def __init__(self, fragments: UInt64s, thresholds: Sequence[float], buffer_edges: int = BUFFER_EDGES) -> None:
         require_fragments(fragments)
         self._sorted_fragments = SortedIds(fragments)
         self._thresholds = np.asarray(thresholds, dtype=np.float32)

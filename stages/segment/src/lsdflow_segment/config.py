@@ -54,12 +54,6 @@ class SegmentConfig(StrictModel):
         pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$",
         description="sub-folder of luts/ for the lookup tables; empty = none",
     )
-    buffer_edges: int = Field(
-        default=1 << 24,
-        ge=1,
-        description="number of edges held in memory in addition to the graph, about 34 bytes each; does not change the"
-        " result",
-    )
     find: Literal["auto", "whole", "hierarchical"] = Field(
         default="auto",
         description="whether all nodes are held in memory at once or the graph is processed in parts; does not change "

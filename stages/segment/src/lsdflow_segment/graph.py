@@ -17,7 +17,7 @@ from lsdflow_contract.graph import MAX_ID, NODES_COLLECTION, RagEdges, RagNodes,
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_runtime.store.rag_store import RagStore
-from lsdflow_segment.components import ThresholdSweep
+from lsdflow_segment.components import BUFFER_EDGES, ThresholdSweep
 from lsdflow_segment.sizes import SegmentationFacts, SegmentSizes, SizeCount, UInt64s, facts_of_roots
 
 Rows = TypeVar("Rows", RagNodes, RagEdges)
@@ -182,7 +182,7 @@ class InMemoryGraph:
 
 
 def find_in_memory(
-    fragments: SegmentSizes, edges: Iterable[RagEdges], thresholds: Sequence[float], buffer_edges: int
+    fragments: SegmentSizes, edges: Iterable[RagEdges], thresholds: Sequence[float], buffer_edges: int = BUFFER_EDGES
 ) -> InMemoryGraph:
     """Find the segments of all thresholds, ascending, from one reading of the edges. Raises as ThresholdSweep does."""
     sweep = ThresholdSweep(fragments.ids, thresholds, buffer_edges)

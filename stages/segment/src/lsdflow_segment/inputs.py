@@ -65,7 +65,7 @@ def open_inputs(experiment: Experiment) -> SegmentInputs:
         source=source,
         merge_function=merge_function,
         thresholds=thresholds_of(config),
-        folders=TableFolders.of(experiment.layout.luts / config.run_type, source.agglomerate.identity),
+        folders=TableFolders(experiment.layout.luts / config.run_type, source.agglomerate.identity),
         grid=grid,
         fragments=fragments,
         plan=_plan_blocks(config, grid, fragments.box, fragments.chunk_shape_vox),

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.sealing import read_sealed
-from lsdflow_segment.components import Forest, SortedIds, ThresholdSweep, positions_of
+from lsdflow_segment.components import BUFFER_EDGES, Forest, SortedIds, ThresholdSweep, positions_of
 from lsdflow_segment.graph import LutSlice, sum_nodes
 from lsdflow_segment.hierarchy import BoundarySummary, Part, Segments
 from lsdflow_segment.mapped_files import appearing_folder, map_array, read_rows, write_array
@@ -37,7 +37,12 @@ _BATCH_ROWS = 1 << 20
 
 
 def find_in_parts(
-    folder: Path, nodes: Nodes, edges: Edges, thresholds: tuple[float, ...], most_nodes: int, buffer_edges: int
+    folder: Path,
+    nodes: Nodes,
+    edges: Edges,
+    thresholds: tuple[float, ...],
+    most_nodes: int,
+    buffer_edges: int = BUFFER_EDGES,
 ) -> PartitionedGraph:
     """Find the segments of all thresholds, part by part, in `folder`; what an earlier run completed there is used.
 

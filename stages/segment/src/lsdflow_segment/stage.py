@@ -27,7 +27,7 @@ from lsdflow_contract.manifest import Manifest, finished_manifests, read_manifes
 from lsdflow_contract.sealing import require_sha256
 from lsdflow_metrics.contingency import Contingency
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockTask, container_of
+from lsdflow_runtime.engine.block_task import BlockTask
 from lsdflow_runtime.engine.blockwise import run_task
 from lsdflow_runtime.engine.planning import describe_manifest, describe_outputs, plan_task
 from lsdflow_runtime.io.target import knows_target
@@ -187,7 +187,7 @@ def _find_segments(inputs: SegmentInputs, stored: StoredGraph, merge_function: s
     if config.find == "auto":
         in_parts = stored.count_nodes() > config.nodes_in_memory
     if not in_parts:
-        return find_in_memory(stored.fragments, stored.read_edges(merge_function), thresholds, config.buffer_edges)
+        return find_in_memory(stored.fragments, stored.read_edges(merge_function), thresholds)
     # The folder is named by everything that decides its content, so that a killed run resumes with the same settings.
     decides = hash_of([list(thresholds), config.nodes_in_memory])[:16]
     return find_in_parts(
@@ -196,7 +196,6 @@ def _find_segments(inputs: SegmentInputs, stored: StoredGraph, merge_function: s
         partial(stored.read_edges, merge_function),
         thresholds,
         config.nodes_in_memory,
-        config.buffer_edges,
     )
 
 
@@ -235,7 +234,7 @@ def _relabelling(experiment: Experiment, inputs: SegmentInputs, chosen: float) -
         "zarr_format": config.zarr_format,
     }
     key = work_key(STAGE, parameters, inputs.source.inputs)
-    container = container_of(experiment.layout, STAGE, key, "segmentation", "segmentation.zarr")
+    container = experiment.layout.result(STAGE, key) / "segmentation.zarr"
     luts = {
         name: (folders.lut(inputs.merge_function, t), folders.mapped_lut(inputs.merge_function, t))
         for name, t in thresholds.items()
@@ -287,13 +286,10 @@ def _check_sizes(
 def _with_facts(
     manifest: Manifest, inputs: SegmentInputs, choice: ThresholdChoice, sizes: SegmentSizes, root: Path
 ) -> Manifest:
-    """The manifest with the choice, the sizes and the tables. Facts that its contract did not have are not added."""
+    """The manifest with the choice, the sizes and the tables."""
     folders = inputs.folders
     chosen = {"merge_function": choice.merge_function, "threshold": choice.chosen, "advice": asdict(choice.advice)}
     facts = {**manifest.facts, **chosen, "thresholds": len(choice.thresholds), **sizes.summary()}
-    if "segments" not in manifest.facts or TABLES_SHA256 in manifest.facts:  # not a manifest of contracts before 1.8
-        names = inputs.source.merge_functions
-        facts[TABLES_SHA256] = {name: hash_of_file(folders.summary(name)) for name in names}
-    if folders.tables != folders.luts:  # not tables of contracts before 2.1
-        facts[LUTS_FACT] = str(folders.tables.relative_to(root))
+    facts[TABLES_SHA256] = {name: hash_of_file(folders.summary(name)) for name in inputs.source.merge_functions}
+    facts[LUTS_FACT] = str(folders.tables.relative_to(root))
     return manifest.model_copy(update={"facts": facts})

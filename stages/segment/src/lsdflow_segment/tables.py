@@ -1,8 +1,8 @@
 """The tables that segment writes for a graph: one lookup table per threshold, and a summary of all of them.
 
-    luts/[run_type/]<graph>/    first 8 characters of the identity of agglomerate (contract 2.1)
+    luts/[run_type/]<graph>/    first 8 characters of the identity of agglomerate
         lut_<merge_function>_0.2800.npz (+ .json)   the name of record: four decimals, one for each threshold
-        seg_edges_<merge_function>_28.npz           the field's name int(threshold * 100), for older readers
+        seg_edges_<merge_function>_28.npz           the field's name int(threshold * 100)
         thresholds_<merge_function>.json            counts, change between thresholds, VOI, advice
     luts/[run_type/].parts/<graph>/                 what is only needed until the run has finished
 
@@ -24,7 +24,6 @@ import shutil
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,7 +35,7 @@ from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.files import fsync_folder, storage_errors, write_atomically
 from lsdflow_contract.lut import LUT_KEY, NPZ_SHA256, legacy_lut_name, lut_name, read_side_car, write_side_car
-from lsdflow_contract.sealing import SEAL, read_sealed, require_sha256, sealed, write_sealed
+from lsdflow_contract.sealing import read_sealed, require_sha256, write_sealed
 from lsdflow_segment.graph import LutSlice, SegmentGraph
 from lsdflow_segment.mapped_files import write_array
 from lsdflow_segment.sizes import UInt64s
@@ -49,21 +48,15 @@ _COMPRESSED_IDS = 1 << 21
 
 @dataclass(frozen=True)
 class TableFolders:
-    """The folder of the tables of all graphs, the identity of a graph's scored edges, and the folder of its tables."""
+    """The folder of the tables of all graphs, and the identity of a graph's scored edges."""
 
     luts: Path
     graph: str
-    tables: Path
 
-    @classmethod
-    def of(cls, luts: Path, graph: str) -> TableFolders:
-        """The folders of a graph.
-
-        Tables of the same graph that a contract before 2.1 wrote into `luts` itself stay there, and so do damaged ones.
-        """
-        own = luts / graph[:8]
-        stays = not own.is_dir() and any(_may_be_of(graph, path) for path in luts.glob("thresholds_*.json"))
-        return cls(luts, graph, luts if stays else own)
+    @property
+    def tables(self) -> Path:
+        """The folder of the tables of the graph."""
+        return self.luts / self.graph[:8]
 
     @property
     def scratch(self) -> Path:
@@ -121,16 +114,7 @@ def write_tables(folders: TableFolders, graph: SegmentGraph, choice: ThresholdCh
         "chosen": choice.chosen,
         "thresholds": rows,
     }
-    _write_summary(folders.summary(choice.merge_function), summary)
-
-
-def _write_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write a summary, unless the file differs in the version of the contract alone: the manifest names its hash."""
-    content = {name: value for name, value in sealed(summary).items() if name != SEAL}
-    with suppress(MissingInput, BadData):
-        if {**read_sealed(path, _REPAIR), "contract": CONTRACT_VERSION} == content:
-            return
-    write_sealed(path, content)
+    write_sealed(folders.summary(choice.merge_function), summary)
 
 
 def read_summary(folders: TableFolders, merge_function: str) -> dict[str, Any]:
@@ -207,13 +191,6 @@ def write_lut_slices(path: Path, lut: Sequence[LutSlice], facts: Mapping[str, An
 def write_mapped_lut(path: Path, lut: Sequence[LutSlice]) -> None:
     """Write the table as an array (2, N), in which a worker looks up ids without reading all of it."""
     write_array(path, (2, sum(len(lut_slice.fragments) for lut_slice in lut)), np.uint64, _rows(lut))
-
-
-def _may_be_of(graph: str, summary: Path) -> bool:
-    try:
-        return bool(read_sealed(summary, _REPAIR).get("fingerprint") == graph)
-    except BadData:
-        return True
 
 
 def _rows(lut: Sequence[LutSlice]) -> Iterator[UInt64s]:

@@ -103,5 +103,5 @@ class WatershedConfig(StrictModel):
         return self
 
     def parameters(self) -> dict[str, Any]:
-        """All options as plain values; those of the mutex watershed only if it is used, to keep older keys valid."""
+        """All options as plain values; those of the mutex watershed only if it is used: else no key depends on them."""
         return self.model_dump(mode="json", exclude=set() if self.method == "mutex" else set(MUTEX_ONLY))

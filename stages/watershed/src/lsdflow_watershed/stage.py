@@ -14,7 +14,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, work_key
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, container_of
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.io.target import knows_target, target_grid
 from lsdflow_runtime.io.volumes import OutputArray
 from lsdflow_runtime.store.stores import store_facts
@@ -44,7 +44,7 @@ class Watershed(BlockStage):
         resolved = {**config.parameters(), "resolved": {**_resolved(blocks), **_resolved_mutex(mutex)}}
         key = work_key(STAGE, resolved, inputs.identities)
         fragments = OutputArray(
-            container_of(experiment.layout, STAGE, key, "fragments", "fragments.zarr"),
+            experiment.layout.result(STAGE, key) / "fragments.zarr",
             FRAGMENTS,
             inputs.grid,
             blocks.total,

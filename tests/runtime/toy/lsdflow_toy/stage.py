@@ -18,7 +18,7 @@ from lsdflow_contract.manifest import Manifest, work_key
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine import slow_blocks
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, container_of
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.engine.blockwise import run_blocks
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
@@ -39,7 +39,7 @@ def block_task(experiment: Experiment) -> BlockTask:
         plan=BlockPlan(box, (8, 8, 8), (1, 1, 1)),
         outputs={
             output: OutputArray(
-                container_of(experiment.layout, "toy", key, output, f"{name}.zarr"),
+                experiment.layout.result("toy", key) / f"{name}.zarr",
                 spec,
                 target.geometry,
                 box,

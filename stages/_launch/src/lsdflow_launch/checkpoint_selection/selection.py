@@ -15,7 +15,6 @@ train/train-acrlsd/selection/<settings>/
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import shutil
@@ -55,7 +54,7 @@ from lsdflow_launch.checkpoint_selection.region import (
     settings_of,
 )
 from lsdflow_launch.commands import Call, ask_stage, run_stage
-from lsdflow_launch.options import Debug, Folder, Json, Set, warn_of_old_spelling
+from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.output import print_answer, stdout_for_json
 from lsdflow_launch.sweep.file import Sweep
 from lsdflow_launch.sweep.folder import RUNS, SweepFolder, open_sweep, write_folders
@@ -71,8 +70,9 @@ POLL_S = 15.0
 
 
 def add_selection_verb(app: typer.Typer) -> None:
-    """Register `select-checkpoint`, and its old name for one release."""
+    """Register `select-checkpoint`."""
 
+    @app.command()
     def select_checkpoint(
         folder: Folder,
         every: Annotated[int, typer.Option(min=1, help="score multiples of this iteration, and the last one")] = 1,
@@ -102,15 +102,6 @@ def add_selection_verb(app: typer.Typer) -> None:
                 text += f"best: iteration {best.iteration}, VOI {best.voi:.3f} bits"
             print_answer(facts, text, as_json)
         raise typer.Exit(code)
-
-    @functools.wraps(select_checkpoint)
-    def check_checkpoints(**values: Any) -> None:
-        """The old name."""
-        warn_of_old_spelling("check-checkpoints", "select-checkpoint")
-        select_checkpoint(**values)
-
-    app.command(name="select-checkpoint")(select_checkpoint)
-    app.command(name="check-checkpoints", hidden=True)(check_checkpoints)
 
 
 @dataclass(frozen=True)
@@ -247,7 +238,7 @@ class Selection:
             for row in merged([sweep]).rows if not self.keep else ():
                 layout = ExperimentLayout(sweep.run_folder(row.run))
                 if row.status == "done":
-                    for path in (layout.data, layout.results, layout.luts, layout.store):
+                    for path in (layout.results, layout.luts, layout.store):
                         shutil.rmtree(path, ignore_errors=True)
 
     def _exit_code(self, outcomes: Mapping[str, Outcome], rows: Sequence[Row]) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.machine import available_cores, free_memory_bytes, memory_limit_bytes
-from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_contract import CONTRACT_MAJOR, CONTRACT_VERSION
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import stage_command
@@ -66,7 +66,7 @@ def _command(stage: str) -> Finding:
         return fail(stage, error.what, error.fix)
     answer = ask_program([str(command), "--version"], STAGE_S)
     reported = answer.out.strip()
-    if answer.fine and f"(contract {CONTRACT_VERSION.split('.', maxsplit=1)[0]}." in reported:
+    if answer.fine and f"(contract {CONTRACT_MAJOR}." in reported:
         return ok(stage, reported)
     return fail(stage, reported or answer.problem, f"install the stage of contract {CONTRACT_VERSION}: make setup")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from lsdflow_command.console import LOUDNESS_VARIABLE, NORMAL, loudness
 from lsdflow_command.processes import LAUNCHER_VARIABLE, tied_to_this_process
-from lsdflow_contract import CONTRACT_VERSION, READ_MAJORS
+from lsdflow_contract import CONTRACT_MAJOR, CONTRACT_VERSION
 from lsdflow_contract.chain_link import CHAIN_VARIABLE
 from lsdflow_contract.errors import ContractMismatch, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
@@ -129,11 +129,11 @@ def require_image(stage: str, pin: Pin, image: Image) -> None:
     """Raise ContractMismatch (76) if stage, version, digest or contract of the image do not match the pin."""
     labels = image.labels
     contract = labels.get("lsdflow.contract", "")
-    fits = contract.split(".", maxsplit=1)[0] in map(str, READ_MAJORS)
+    fits = contract.partition(".")[0] == CONTRACT_MAJOR
     checks = [
         ("stage", stage, labels.get("lsdflow.stage", "")),
         ("version", pin.version, labels.get("org.opencontainers.image.version", "")),
-        ("contract", " or ".join(f"{major}.x" for major in READ_MAJORS) if not fits else contract, contract),
+        ("contract", contract if fits else f"{CONTRACT_MAJOR}.x", contract),
     ]
     if pin.digest and pin.digest not in image.digests:
         checks.append(("digest", pin.digest, ", ".join(image.digests)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.machine import available_cores, free_memory_bytes
-from lsdflow_contract.errors import InternalError, NoVoxelSize, StageError, UsageError, fix_of, together
+from lsdflow_contract.errors import InternalError, NoVoxelSize, StageError, UsageError, together
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.init.propose import Choice, Machine, Volume, proposals
@@ -150,7 +150,7 @@ def _unusable(problem: Mapping[str, Any]) -> StageError:
     setting = (
         "for `init`, settings of the volumes are: --set prepare.training.KEY=VALUE, --set prepare.target.KEY=VALUE"
     )
-    error = StageError(problem["what"], **parts, fix="; ".join(filter(None, (fix_of(problem), setting))))
+    error = StageError(problem["what"], **parts, fix="; ".join(filter(None, (problem.get("fix"), setting))))
     error.exit_code = problem["exit_code"]
     return error
 

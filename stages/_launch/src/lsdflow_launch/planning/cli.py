@@ -16,7 +16,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment, nearest
 from lsdflow_contract.files import write_json
 from lsdflow_contract.geometry import Vox3
 from lsdflow_launch.images.container import choose_ask
-from lsdflow_launch.options import Debug, Folder, Json, OldBackend, Set, chosen_backend
+from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.output import count, duration, hours, money, plain_console, size
 from lsdflow_launch.planning.evidence import Quantity, machines
 from lsdflow_launch.planning.plan import FIXED, LEFT, TOTAL, Plan, make_plan, read_prices
@@ -70,7 +70,6 @@ def add_plan_verb(app: typer.Typer) -> None:
         backend: Annotated[
             str, typer.Option(help="local or slurm (default: slurm if experiment.toml has a cluster table)")
         ] = "",
-        on: OldBackend = None,
         override: Set = None,
         as_json: Json = False,
         debug: Debug = False,
@@ -78,7 +77,6 @@ def add_plan_verb(app: typer.Typer) -> None:
         """Estimate disk, files, memory, hours and cost of a run from measured blocks; writes DIR/plan.json."""
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, override or [])
-            backend = chosen_backend(backend, on)
             if backend not in ON_SLURM:
                 fix = nearest(backend, list(ON_SLURM))
                 raise UsageError(f"unknown backend {backend!r}", wanted="local or slurm", fix=fix)

@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.errors import MissingInput, StageError, fix_of
+from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import parse_toml, read_json, storage_errors
 from lsdflow_contract.manifest import read_manifest
@@ -266,5 +266,5 @@ def _ask_to_measure(experiment: Experiment, stage: str, folder: Path, ask: Ask) 
         return dict(answer)
     if answer["exit_code"] == MissingInput.exit_code:  # it will be made by the chain
         return {"not known": f"nothing can be measured yet: {answer['what']}"}
-    fix = fix_of(answer)
+    fix = answer.get("fix")
     return {"not known": f"not measured: {answer['what']}" + (f" ({fix})" if fix else "")}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from lsdflow_command.app import OldReplaceOption, exit_codes
+from lsdflow_command.app import exit_codes
 from lsdflow_command.completion import one_of
 from lsdflow_command.experiment_lock import require_idle
 from lsdflow_contract.errors import ConfigError, MissingInput, UsageError
@@ -29,7 +28,7 @@ from lsdflow_launch.chain import BLOCK_STAGES, first_stage, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.images.engines import mounts_of, uri_file_of
-from lsdflow_launch.options import Debug, First, Folder, Json, Last, Set, warn_of_old_spelling
+from lsdflow_launch.options import Debug, First, Folder, Json, Last, Set
 from lsdflow_launch.output import next_line, print_answer, stdout_for_json
 from lsdflow_launch.preflight import Scope, show_problems
 from lsdflow_launch.slurm.dry_run import missing_for_jobs, rows_of_jobs, show_jobs
@@ -149,18 +148,11 @@ def add_cluster_verbs(app: typer.Typer) -> None:
         last: Last = STAGES[-1],
         override: Set = None,
         workers: Workers = None,
-        only_workers: Annotated[bool, typer.Option("--only-workers", hidden=True)] = False,
-        replace: OldReplaceOption = False,
         dry_run: DryRun = False,
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
         """Submit all stages to SLURM as jobs that wait for each other; shows every command."""
-        del replace
-        if only_workers:
-            command = shlex.join(["lsdflow", "scale", str(folder), *(workers or ["STAGE=N"])])
-            warn_of_old_spelling("submit --only-workers", command)
-            scale(folder, workers or [], dry_run, as_json, debug)
         with exit_codes(debug, as_json), stdout_for_json(as_json):
             counts = dict(_workers_of(text) for text in workers or ())
             more = [f"cluster.{stage}.workers={count}" for stage, count in counts.items()]
@@ -185,8 +177,6 @@ def add_cluster_verbs(app: typer.Typer) -> None:
         """Submit more worker jobs for stages that are running."""
         with exit_codes(debug, as_json), stdout_for_json(as_json):
             counts = dict(_workers_of(text) for text in workers)
-            if not counts:  # only from `submit --only-workers`
-                raise UsageError("no STAGE=N is given", fix="lsdflow scale DIR STAGE=N")
             experiment = load_experiment(folder)
             code = max(add_workers(experiment, stage, count, dry_run=dry_run) for stage, count in counts.items())
         _print_submission(experiment, code, dry_run, as_json)

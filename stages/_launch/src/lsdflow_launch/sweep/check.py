@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.errors import ConfigError, OutputConflict, StageError, UsageError, fix_of
+from lsdflow_contract.errors import ConfigError, OutputConflict, StageError, UsageError
 from lsdflow_contract.experiment import (
     STAGES,
     ComputeTable,
@@ -162,7 +162,7 @@ def _named(problem: Mapping[str, Any], sweep: Sweep, run: Run, scratch: Path) ->
     at = ", ".join(f"{axis} = {label}" for axis, label in run.at.items())
     place = str(problem["where"]).replace(str(scratch / str(run.number) / "experiment.toml"), "").lstrip(": ")
     where = f"{sweep.path}: {at}" + (f": {place}" if place else "")
-    parts = {name: problem.get(name, "") for name in ("wanted", "found")} | {"fix": fix_of(problem)}
+    parts = {name: problem.get(name, "") for name in ("wanted", "found", "fix")}
     return kinds.get(int(problem["exit_code"]), StageError)(str(problem["what"]), where=where, **parts)
 
 

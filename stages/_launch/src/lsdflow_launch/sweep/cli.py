@@ -21,7 +21,7 @@ from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_contract.errors import BlocksFailed, UsageError
 from lsdflow_launch.commands import ask_stage, run_stage
 from lsdflow_launch.images.container import ContainerOptions
-from lsdflow_launch.options import Debug, Engine, Images, Json, Network, OldBackend, chosen_backend, named_folder
+from lsdflow_launch.options import Debug, Engine, Images, Json, Network, named_folder
 from lsdflow_launch.output import next_line, print_answer, stdout_for_json
 from lsdflow_launch.sweep.check import require_fresh_base, require_valid
 from lsdflow_launch.sweep.file import load_sweep
@@ -123,7 +123,6 @@ def run(
     where: Annotated[list[str] | None, typer.Option(help=WHERE, autocompletion=axis_values)] = None,
     array: Annotated[bool, typer.Option("--array", help="run the part of this task of a SLURM array")] = False,
     backend: Annotated[str, typer.Option(help="where: local or container", autocompletion=one_of(BACKENDS))] = "local",
-    on: OldBackend = None,
     engine: Engine = None,
     images: Images = None,
     network: Network = None,
@@ -135,7 +134,7 @@ def run(
         sweep = open_sweep(folder)
         sweep.require_base()
         chosen = chosen_runs(sweep, part, where or [], array=array)
-        caller = caller_at(chosen_backend(backend, on), sweep, ContainerOptions(engine, images, network))
+        caller = caller_at(backend, sweep, ContainerOptions(engine, images, network))
         with stdout_for_json(as_json):
             outcomes = SweepRunner(sweep, caller).run_all(chosen)
         counts = {word: list(outcomes.values()).count(word) for word in dict.fromkeys(outcomes.values())}

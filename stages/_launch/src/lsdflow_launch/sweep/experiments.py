@@ -19,7 +19,7 @@ from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import luts_of
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.trainings import TRAININGS, current_training, move_to_results
+from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.init.template import toml_key, toml_value
 
 # Keys that hold a path in any table. Some may hold a word like "truth" or "best", which is no file.
@@ -99,10 +99,9 @@ def results_of(stage: str, layout: ExperimentLayout) -> Iterator[Path]:
 
 def _link_training(stage: str, layout: ExperimentLayout, target: ExperimentLayout) -> None:
     """Link the result of a training, and make it the current one of the target."""
-    move_to_results(layout, stage)
-    if not current_training(layout, stage):
+    folder = layout.result(stage, read_manifest(layout, stage).key)
+    if not folder.is_dir():
         return
-    folder = layout.results / stage / current_training(layout, stage)
     _link(folder, target.results / stage / folder.name)
     _link(target.results / stage / folder.name, target.train_dir(stage))
 

@@ -15,22 +15,20 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import InternalError, StageError, StorageFailure
+from lsdflow_contract.errors import InternalError, StorageFailure
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import NODES_COLLECTION, Overlaps, RagEdges, RagNodes, edges_collection, overlaps_collection
 from lsdflow_contract.hashing import hash_of, hash_of_array
-from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import JOB_VARIABLE, Writer, read_manifest
+from lsdflow_contract.manifest import JOB_VARIABLE, Writer
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.io.volumes import OutputArray, Volume, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, Volume
 from lsdflow_runtime.store.done_marks import BlockStore
 from lsdflow_runtime.store.rag_store import RagStore, checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
 from lsdflow_runtime.store.stores import open_store
@@ -122,19 +120,6 @@ def outputs_of(passes: Sequence[BlockTask]) -> dict[str, str]:
         for task in passes
         for name, output in task.outputs.items()
     }
-
-
-def container_of(layout: ExperimentLayout, stage: str, key: str, output: str, name: str) -> Path:
-    """The container of an output of a pass: `name` in the folder of its result.
-
-    For experiments finished with contract 1.8 or before, it is the path in their manifest.
-    """
-    with suppress(StageError):
-        manifest = read_manifest(layout, stage)
-        container, dataset = manifest.output_array(layout, output)
-        if key in (manifest.key, open_volume(container, dataset).provenance.get("key")):
-            return container
-    return layout.result(stage, key) / name
 
 
 def commit_block(

@@ -233,14 +233,11 @@ def _read_overlaps(path: Path) -> Overlaps:
 
 
 def _read(path: Path, rows: Callable[[pa.Table], tuple[Rows, str]]) -> Rows:
-    """The rows of a file, checked against their stored hash. BadData if missing or damaged.
-
-    Files of contract 1.0 have no such hash, only the checksums of their pages.
-    """
+    """The rows of a file, checked against their stored hash. BadData if missing or damaged."""
     try:
         table = pq.read_table(path, page_checksum_verification=True)
         found, checksum = rows(table)
-        wanted = (table.schema.metadata or {}).get(ROWS_HASH, checksum.encode()).decode()
+        wanted = (table.schema.metadata or {})[ROWS_HASH].decode()
     except FileNotFoundError as error:
         missing = f"the rows of block {path.stem}"
         raise BadData("a graph file that should exist does not", where=path, wanted=missing, fix=_REPAIR) from error

@@ -252,15 +252,3 @@ class LabelStates(gp.BatchFilter):  # type: ignore[misc]
             if not common.empty:
                 around[(common - mask.spec.roi.begin).get_bounding_box()] = labels.crop(common).data
         return gp.Array(states_of_labels(around, mask.data, self.ignore_ids, self.sparse), mask.spec.copy())
-
-
-class DropIgnoredLabels(ApplyBackground):
-    """Labels under IGNORE become 0, so that the shape descriptors of their neighbours do not depend on them."""
-
-    def process(self, batch: gp.Batch, _request: gp.BatchRequest) -> gp.Batch:
-        """Labels (u64) with ignored voxels set to 0."""
-        array = batch[self.labels]
-        mask = batch[self.mask].crop(array.spec.roi).data
-        outputs = gp.Batch()
-        outputs[self.labels] = gp.Array(np.where(mask == MaskState.IGNORE, 0, array.data), array.spec.copy())
-        return outputs

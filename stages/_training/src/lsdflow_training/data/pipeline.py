@@ -3,7 +3,7 @@
     per volume:  ZarrSource - (LabelStates) - Normalize - RestrictMask - Pad - RandomLocation
     then:        RandomProvider - ElasticAugment 1 - SimpleAugment - ElasticAugment 2
                  - (Blur - Gamma) - IntensityAugment - (NoiseAugment - DamagedSections)
-                 - CompactIds - ApplyBackground - (DropIgnoredLabels) - GrowBoundary - AddLsdTargets
+                 - CompactIds - ApplyBackground - GrowBoundary - AddLsdTargets
                  - TrainedVoxels - AddAffinities - BalanceLabels - IntensityScaleShift - PreCache
 
 Nodes in parentheses are present only if an option requires them.
@@ -27,7 +27,6 @@ from lsdflow_training.data.nodes import (
     AllTrained,
     ApplyBackground,
     CompactIds,
-    DropIgnoredLabels,
     GrowBoundary,
     LabelStates,
     Pad,
@@ -154,8 +153,6 @@ def augmentation_nodes(keys: Keys, augmentation: Augmentation) -> list[gp.BatchF
 def target_nodes(pipeline: gp.Pipeline, keys: Keys, targets: Targets, anisotropic: bool) -> gp.Pipeline:
     """Boundaries, LSDs with weights, affinities with balanced weights, raw to [-1, 1]."""
     pipeline = pipeline + CompactIds(keys.labels) + ApplyBackground(keys.labels, keys.mask)
-    if not targets.ignored_labels_count:
-        pipeline += DropIgnoredLabels(keys.labels, keys.mask)
     if targets.grow_boundary_vox:
         pipeline += GrowBoundary(keys.labels, keys.mask, targets.grow_boundary_vox, only_xy=anisotropic)
     if targets.lsds:

@@ -1,6 +1,6 @@
 """Training volumes: their metadata, which are chosen, how often each is drawn, and whether a patch fits in them.
 
-They are stored in data/training/<name>.zarr (zarr format 2) and described from their metadata files alone.
+They are results of prepare (zarr format 2), and described from their metadata files alone.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from lsdflow_evaluate.scores.counting import Rows, table_of, vox3
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput
 
-# Part of the key of the pass: results of earlier versions have it.
+# Part of the key of the pass.
 PART = "fault places"
 # Parts nearer than this touch: membranes without a label between two cells are thinner.
 REACH_SHORTEST_EDGES, REACH_LONGEST_EDGES = 8, 4

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lsdflow_contract.checkpoint import BUNDLE_JSON, Bundle, bundle_folder, bundle_iterations, read_bundle
-from lsdflow_contract.errors import StageError, fix_of
+from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.failed_blocks import failed_blocks_of_results
 from lsdflow_contract.geometry import Geometry
@@ -141,9 +141,9 @@ def collect(
 
 def problem_of(stage: str, error: Mapping[str, Any]) -> Problem:
     """The problem of a recorded error (StageError.as_dict)."""
-    parts = {name: str(error.get(name, "")) for name in ("where", "wanted", "found")}
+    parts = {name: str(error.get(name, "")) for name in ("where", "wanted", "found", "fix")}
     what = str(error.get("what") or error.get("error", "unknown error"))
-    return Problem(stage=stage, what=what, **parts, fix=fix_of(error))
+    return Problem(stage=stage, what=what, **parts)
 
 
 def run_problems(source: Source, manifests: Mapping[str, Manifest]) -> list[Problem]:

@@ -38,7 +38,7 @@ from lsdflow_evaluate.report.data import (
     StageRecord,
     StageRun,
 )
-from lsdflow_runtime.blocks import BlockPlan, grid_of_manifest
+from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.store.done_marks import BlockStore
 from lsdflow_runtime.store.stores import FilesStore, Store
 
@@ -179,7 +179,7 @@ def _blocks_of(
     sample = sorted(done)[:: max(1, len(done) // MOST_RECORDS)]
     seconds = {number: float(marks.record(number).get("seconds", math.nan)) for number in sample}
     planned = int(manifest.facts.get("blocks", 0)) if manifest else 0
-    grid = source.grid_of(stage, key) or (grid_of_manifest(manifest) if manifest else None)
+    grid = source.grid_of(stage, key)
     blocks_map = None
     if grid is not None and math.prod(grid.grid_shape) <= MOST_BLOCKS:
         again = {a.block for a in attempts if a.key == key[:KEY_LETTERS] and a.outcome != DONE}
