@@ -474,7 +474,8 @@ def test_a_volume_of_another_shape_is_scaled_from_the_finished_blocks_of_this_ex
 GPU_TABLES = {
     "gres": "[cluster.predict]\nworker_gres = 'gpu:1'\n[cluster.train-acrlsd]\ngres = 'gpu:1'\n",
     "type": "[cluster.predict]\nworker_gres = 'gpu:a100:2'\n[cluster.train-acrlsd]\ngres = 'gpu:a100:2'\n",
-    "shard": "[cluster.predict]\nworker_gres = 'shard:1'\n[cluster.train-acrlsd]\ngres = 'tmp:5,mps:50'\n",
+    "shard": "[cluster]\npartition_cpu = 'all'\npartition_gpu = 'all'\n[cluster.predict]\nworker_gres = 'shard:1'\n"
+    "[cluster.train-acrlsd]\ngres = 'tmp:5,mps:50'\n",
     "option": "[cluster]\npartition_gpu = ''\noptions = ['--gpus-per-task=1']\n",
     "partition": "[cluster.predict]\nworker_gres = ''\n[cluster.train-acrlsd]\ngres = ''\n",
     "device": "[compute]\ndevice = 'cuda'\n[cluster]\npartition_gpu = ''\naccount = 'lab'\n",
