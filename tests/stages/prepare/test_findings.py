@@ -58,8 +58,9 @@ def test_low_mask_coverage_warns_below_one_half_only() -> None:
 def test_labels_that_name_no_neuron_or_are_all_masked_are_refused_with_the_file(
     role: str, ids: list[int], states: list[int], words: str
 ) -> None:
-    with pytest.raises(BadData, match=rf"(?s){words}.*gt\.h5"):
+    with pytest.raises(BadData, match=rf"(?s){words}.*gt\.h5") as caught:
         refuse_unlabelled(counted(ids, states), False, "gt.h5", role)
+    assert ("ground truth" in caught.value.what) == (role == "target")
     refuse_unlabelled(counted([5, 7], [1, 1]), True, "gt.h5", role)
 
 
