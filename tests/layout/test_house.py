@@ -150,6 +150,27 @@ def test_locks_pin_with_hashes_and_name_no_address() -> None:
         assert text.count("--hash=sha256:") >= len(pins), lock
 
 
+def _pinned(folder: str) -> set[str]:
+    """What a package needs: the pins of its pyproject.toml, and of the local packages that it needs."""
+    names: set[str] = set()
+    for requirement in _project(folder)["project"]["dependencies"]:
+        local = requirement.removeprefix("lsdflow-")
+        names |= {requirement} if local == requirement else _pinned(f"_{local}")
+    return {re.sub(r"\[.*?\]", "", name) for name in names}
+
+
+OF_AN_OPTION = {"lsds.lock", "mlflow.lock"}
+
+
+@pytest.mark.parametrize("folder", [*SHARED, *STAGES])
+def test_the_locks_of_a_package_have_what_it_and_the_local_ones_below_it_pin(folder: str) -> None:
+    """Otherwise an environment made from a lock lacks a library, until a command needs it."""
+    for lock in (REPOSITORY / "stages" / folder).glob("*.lock"):
+        if lock.name not in OF_AN_OPTION:
+            locked = set(re.findall(r"^([A-Za-z0-9._-]+==[^ ;+\\]+)", lock.read_text(), re.MULTILINE))
+            assert _pinned(folder) - locked == set(), lock.name
+
+
 def test_locks_of_one_environment_agree_on_every_version() -> None:
     for locks in (
         ("_launch", "prepare", "predict", "watershed", "agglomerate", "segment", "evaluate", "_view"),
