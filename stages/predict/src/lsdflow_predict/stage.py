@@ -131,6 +131,7 @@ def _affinity_pass(
         parameters["lsds"] = asdict(lsds_in_memory)
 
     def load(device: str, mask: Volume | None) -> BlockFunction:
+        """What a worker does with a block: its affinities on this device, 0 outside the mask."""
         from lsdflow_predict.blocks import affinity_blocks
 
         stored = None if lsd_pass is None else lsd_pass.outputs["lsds"].open()
@@ -154,6 +155,7 @@ def _lsd_pass(experiment: Experiment, config: PredictConfig, inputs: Inputs, lsd
     """The first of two passes: LSDs of the region and of what the affinity tiles see around it."""
 
     def load(device: str, mask: Volume | None) -> BlockFunction:
+        """What a worker does with a block of the first pass: its LSDs on this device."""
         from lsdflow_predict.blocks import lsd_blocks
 
         return lsd_blocks(inputs.raw, lsds, mask, inputs.affinities.grid, config=config, device=device)
@@ -192,6 +194,7 @@ def _block_task(
 
     @contextmanager
     def open_blocks() -> Iterator[BlockFunction]:
+        """Choose the device, make torch deterministic, and load the networks. ContractMismatch for another device."""
         from lsdflow_network.precision import inference_precision
         from lsdflow_predict.blocks import prepare_torch
 
@@ -271,6 +274,7 @@ def _problems_of_target(experiment: Experiment, config: PredictConfig) -> list[S
     voxel_size_nm, compute = raw.geometry.voxel_size_nm, experiment.compute
 
     def check_memory() -> None:
+        """ConfigError if the workers of this machine need more main memory than it has."""
         networks = choose_networks_of(experiment, config, voxel_size_nm)
         region = region_box(config.roi, voxel_size_nm, raw.box, "predict.roi")
         tiled = tile_networks(networks, config, region, voxel_size_nm)
