@@ -31,6 +31,7 @@ import numpy.typing as npt
 import zarr
 from data import truth_affinities
 
+import lsdflow
 from lsdflow_agglomerate.block_edges import FragmentNaming, edges_of_block
 from lsdflow_agglomerate.face_graph import add_faces
 from lsdflow_agglomerate.faces import box_with_lower_neighbours, count_faces
@@ -55,14 +56,14 @@ Ids = npt.NDArray[np.uint64]
 
 @dataclass
 class Row:
-    """One way to cut the volume: its fragments, the segmentation of every threshold as a table, its scores."""
+    """One way to cut the volume: its fragments and edges, and the score of every threshold."""
 
     mode: str
     edge_vox: int
     context_vox: int
     fragments: Ids
+    edges: RagEdges
     ids: Ids
-    segments: list[Ids]
     voi: list[float]
     seconds: float
 
@@ -73,9 +74,7 @@ class Row:
 
     def segmentation(self, threshold: int) -> Ids:
         """Segments (z, y, x)."""
-        return np.concatenate([[np.uint64(0)], self.segments[threshold]])[
-            np.where(self.fragments > 0, np.searchsorted(self.ids, self.fragments) + 1, 0)
-        ]
+        return lsdflow.segment(self.fragments, self.edges, THRESHOLDS[threshold])
 
 
 def blocks_graph(affs: Bytes, edge_vox: int, context_vox: int) -> tuple[Ids, RagEdges]:
@@ -132,16 +131,15 @@ def measured(mode: str, affs: Bytes, truth: Ids, edge_vox: int, context_vox: int
     ids = ids[ids > 0]
     sweep = ThresholdSweep(ids, THRESHOLDS)
     sweep.add(edges.u, edges.v, edges.merge_score)
-    segments = [ids[roots] for roots in sweep.roots()]
     table = contingency(fragments, truth)
-    voi = [score(table.relabel(ids, s)).voi for s in segments]
-    return Row(mode, edge_vox, context_vox, fragments, ids, segments, voi, seconds)
+    voi = [score(table.relabel(ids, ids[roots])).voi for roots in sweep.roots()]
+    return Row(mode, edge_vox, context_vox, fragments, edges, ids, voi, seconds)
 
 
 def reported(row: Row, one: Row) -> str:
     """A line of the table."""
     same = f"{(row.fragments == one.fragments).mean():.1%}" if row.mode == "seamless" else "-"
-    between = score(contingency(row.segmentation(one.best), one.segmentation(one.best))).voi
+    between = lsdflow.compare(row.segmentation(one.best), one.segmentation(one.best)).voi
     ratio = len(row.ids) / len(one.ids) - 1
     cells = [
         f"{row.mode} {row.edge_vox}/{row.context_vox}" if row is not one else f"{row.mode} one shot",

@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 from scipy.ndimage import distance_transform_edt
 
+import lsdflow
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_metrics.contingency import contingency
-from lsdflow_metrics.scores import score
 from lsdflow_runtime.io.volumes import open_volume
 
 HERE = Path(__file__).resolve().parent
@@ -119,7 +118,7 @@ def ffn(volume: Path) -> Line:
     """The released FFN segmentation of these sections."""
     labels, truth = (_sections(volume, f"volumes/{name}") for name in ("baselines/ffn", "labels/neuron_ids"))
     nearest = distance_transform_edt(labels == 0, return_distances=False, return_indices=True)
-    reached = score(contingency(labels[tuple(nearest)], truth))
+    reached = lsdflow.compare(labels[tuple(nearest)], truth)
     return Line("FFN (released)", reached.voi_split, reached.voi_merge, reached.adapted_rand_error, "another program")
 
 

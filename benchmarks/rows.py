@@ -10,9 +10,8 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+import lsdflow
 from lsdflow_contract.testing import same_partition
-from lsdflow_metrics.contingency import contingency
-from lsdflow_metrics.scores import score
 
 
 class ResultsDifferError(Exception):
@@ -74,7 +73,7 @@ def _voi_of_fragments(own: Any, peer: Any, threshold: float) -> float:
         kept = scores <= threshold
         graph = coo_matrix((np.ones(int(kept.sum())), (u[kept], v[kept])), shape=(len(nodes),) * 2)
         parts.append(connected_components(graph, directed=False)[1].astype(np.uint64) + 1)
-    return score(contingency(*parts)).voi
+    return lsdflow.compare(*parts).voi
 
 
 def grey_levels(own: Any, peer: Any) -> str:
@@ -103,7 +102,7 @@ def pairs(own: Any, peer: Any) -> str:
 
 def another_method(own: Any, peer: Any) -> str:
     """Reported, not required: the peer makes another partition by design, or decides ties in another way."""
-    voi = score(contingency(own.astype(np.uint64) + 1, peer.astype(np.uint64) + 1)).voi
+    voi = lsdflow.compare(own.astype(np.uint64) + 1, peer.astype(np.uint64) + 1).voi
     return f"other ties or method: VOI {voi:.2f}, {np.unique(own).size:,} and {np.unique(peer).size:,} fragments"
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+import lsdflow
 from lsdflow_agglomerate.config import AgglomerateConfig
 from lsdflow_agglomerate.stage import Agglomerate
 from lsdflow_contract.arrays import AFFS, LSDS, RAW, quantise_u8
@@ -19,8 +19,6 @@ from lsdflow_contract.graph import RagEdges
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import affinities_of, made, voronoi_labels
 from lsdflow_descriptors.label_descriptors import descriptors_of
-from lsdflow_metrics.contingency import contingency
-from lsdflow_metrics.scores import score
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
 from lsdflow_runtime.store.stores import open_store
 from lsdflow_segment.stage import Segment
@@ -88,8 +86,7 @@ def edges_of(experiment: Experiment) -> RagEdges:
 def voi(experiment: Experiment, name: str) -> float:
     """Of fragments or of the segmentation, against the cells."""
     volume = open_volume(made(experiment.layout, "watershed" if name == "fragments" else "segment"), f"volumes/{name}")
-    found: NDArray[np.uint64] = volume.read(volume.box)
-    return score(contingency(found, CELLS), zeros="label").voi
+    return lsdflow.compare(volume.read(volume.box), CELLS).voi
 
 
 @pytest.fixture(scope="module")
