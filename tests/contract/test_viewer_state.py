@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,18 @@ def test_steps_are_an_axis_of_their_own_with_names_and_move_nothing() -> None:
     assert _world_nm(_source(state, 1), [1.0, 3.0, 5.0, 7.0]) == pytest.approx(
         _world_nm(_source(state), [3.0, 5.0, 7.0])
     )
+
+
+def test_precomputed_places_itself_and_chosen_segments_are_for_the_3_d_panel_while_sections_show_all() -> None:
+    meshes = _layer(name="meshes", kind="labels", path="meshes", form="precomputed", segments=(2**63 + 1, 7))
+    state = neuroglancer_state((_layer(), replace(meshes, shape_vox=(2, 30, 40))), "http://127.0.0.1:9000/t/")
+    described = state["layers"][1]
+    assert described["source"] == {"url": "precomputed://http://127.0.0.1:9000/t/meshes"}
+    assert described["segments"] == [str(2**63 + 1), "7"]
+    assert described["notSelectedAlpha"] == described["selectedAlpha"]
+    assert state["layout"] == "4panel"
+    assert state["projectionScale"] == pytest.approx(80), "the panel shows the extent of the meshes"
+    assert "segments" not in neuroglancer_state((_layer(kind="labels"),), "http://a")["layers"][0]
 
 
 def test_it_opens_at_a_position_in_nm() -> None:

@@ -44,8 +44,26 @@ def test_without_options_the_viewer_chooses(experiment: Path, received: Path) ->
 def test_a_folder_that_is_no_experiment_is_reported_before_any_viewer_starts(tmp_path: Path, received: Path) -> None:
     done = CliRunner().invoke(app, ["view", str(tmp_path)])
     assert done.exit_code == 66
-    assert "no experiment file" in done.output
+    assert "no experiment file and no export" in done.output
+    (tmp_path / ".export").mkdir()
+    done = CliRunner().invoke(app, ["view", str(tmp_path)])
+    assert done.exit_code == 66
+    assert "the export is not finished" in done.output
     assert not received.exists()
+
+
+@pytest.mark.parametrize("record", ["lsdflow_export.json", "zarr.json"])
+def test_what_may_be_an_export_is_given_to_the_viewer_and_a_layer_of_one_is_told_its_folder(
+    tmp_path: Path, received: Path, record: str
+) -> None:
+    (tmp_path / "out" / "raw").mkdir(parents=True)
+    (tmp_path / "out" / record).write_text("{}")
+    assert CliRunner().invoke(app, ["view", str(tmp_path / "out")]).exit_code == 2
+    assert received.read_text().splitlines()[:2] == ["show", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["view", str(tmp_path / "out" / "raw")])
+    assert done.exit_code == 66
+    if record == "lsdflow_export.json":
+        assert f"lsdflow view {tmp_path / 'out'}" in done.output.replace("\n", "")
 
 
 def test_without_that_environment_it_says_how_to_make_it(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:

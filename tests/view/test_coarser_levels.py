@@ -18,7 +18,7 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_view.export.ngff import export_ome, image_folder
 from lsdflow_view.layers import ViewerLayers, open_viewer_layers
 from lsdflow_view.server import file_in
-from lsdflow_view.show import show_experiment
+from lsdflow_view.show import Listening, show_folder
 
 SERVED = "http://127.0.0.1:1/t"
 LEVELLED = ("raw", "fragments", "segmentation", "truth")
@@ -135,5 +135,9 @@ def test_a_damaged_image_is_reported_as_such_and_shown_from_the_experiment(
 
 
 def test_napari_has_no_use_for_an_export(experiment: Experiment, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="napari shows the volumes themselves"):
-        show_experiment(experiment, None, export=tmp_path / "levels")
+    with pytest.raises(UsageError, match="napari shows the volumes of an experiment"):
+        show_folder(experiment.path.parent, None, export=tmp_path / "levels")
+    with pytest.raises(UsageError, match="napari shows the volumes of an experiment"):
+        show_folder(tmp_path / "levels", None)
+    with pytest.raises(UsageError, match="is an export itself"):
+        show_folder(tmp_path / "levels", Listening(), export=tmp_path / "levels")

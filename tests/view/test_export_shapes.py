@@ -21,7 +21,7 @@ from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_runtime.io.volumes import OutputArray
 from lsdflow_view.cli import app
 from lsdflow_view.export import shapes
-from lsdflow_view.export.levels import Layer, open_layer, pyramid
+from lsdflow_view.export.levels import Layer, open_layer, pyramid, whole_chunks
 from lsdflow_view.export.passes import ExportPass, PassRunner, ReadBack
 from lsdflow_view.export.precomputed import VolumeOptions, export_precomputed
 from lsdflow_view.export.precomputed_volume import PrecomputedLayer
@@ -34,7 +34,6 @@ from lsdflow_view.export.segments import (
     read_table,
     table_of_block,
     table_of_blocks,
-    whole_chunks,
     write_table,
 )
 from lsdflow_view.export.shapes import MESH_BYTES_PER_VOXEL, PROCESS_BYTES, ShapeOptions, fitting_workers

@@ -126,7 +126,11 @@ def test_the_state_steps_through_thresholds_by_their_numbers_and_opens_at_the_ch
     layer = state["layers"][-1]
     assert layer["source"]["url"] == f"zarr://http://127.0.0.1:1/t/thresholds/{MERGE_FUNCTION}"
     assert list(layer["source"]["transform"]["inputDimensions"]) == ["threshold", "z", "y", "x"]
-    assert [one["name"] for one in state["layers"] if one["visible"]] == ["raw", f"thresholds {MERGE_FUNCTION}"]
+    assert [one["name"] for one in state["layers"] if one["visible"]] == [
+        "raw",
+        "meshes",
+        f"thresholds {MERGE_FUNCTION}",
+    ]
 
 
 def test_the_state_shows_failed_blocks_of_finished_stages(gallery: ViewerLayers) -> None:

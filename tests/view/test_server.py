@@ -9,15 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import webbrowser
 from collections.abc import Iterator
-from dataclasses import dataclass
-from http.client import HTTPConnection
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from served import Served, serving
 from viewed_experiment import MERGE_FUNCTION, make_viewed_experiment
 
 from lsdflow_contract.errors import UsageError
@@ -27,30 +26,6 @@ from lsdflow_view.server import NoSuchRange, Site, ViewServer, client_folder, wa
 from lsdflow_view.show import browser_on, position_of
 
 SECRET = b"outside of every volume"
-
-
-@dataclass(frozen=True)
-class Served:
-    """A running server and the folder of its experiment."""
-
-    server: ViewServer
-    root: Path
-
-    def ask(self, target: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and content of exactly this target: no client library makes it tidy."""
-        connection = HTTPConnection("127.0.0.1", self.server.server_address[1], timeout=120)
-        connection.putrequest(method, target, skip_host="Host" in headers)
-        for name, value in headers.items():
-            connection.putheader(name.replace("_", "-"), value)
-        connection.endheaders()
-        answer = connection.getresponse()
-        content = answer.read()
-        connection.close()
-        return answer.status, dict(answer.getheaders()), content
-
-    def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
-        """A path behind the token."""
-        return self.ask(f"/{self.server.check.token}/{path}", **headers)
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +38,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (raw / "link.txt").symlink_to(root / "secret.txt")
     (raw / "folder").symlink_to(root)
     (raw / "inside.txt").symlink_to(raw / ".zarray")
-    with ViewServer(Site(open_viewer_layers(load_experiment(root)), client_folder())) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield Served(server, root)
-        server.shutdown()
-        thread.join(10)
+    with serving(open_viewer_layers(load_experiment(root)), root) as found:
+        yield found
 
 
 def test_files_of_a_volume_are_those_of_the_disk(served: Served) -> None:
@@ -116,6 +87,13 @@ def test_a_volume_that_is_itself_a_link_to_other_storage_is_served(tmp_path: Pat
         f"thresholds/{MERGE_FUNCTION}/c/0/0/0/%D9%A3",
         "thresholds/other/zarr.json",
         "no%ffsuch",
+        "meshes/../secret.txt",
+        "meshes/",
+        "meshes/1:0:1",
+        "meshes/5",
+        "meshes/-1:0",
+        "meshes/%D9%A3",
+        "meshes/99999999999999999999999",
     ],
 )
 def test_nothing_but_files_of_the_volumes_is_found(served: Served, path: str) -> None:
@@ -142,7 +120,7 @@ def test_a_page_of_another_site_that_resolves_to_us_is_refused(served: Served, h
 
 
 def test_no_other_origin_is_let_in(served: Served) -> None:
-    for path in ("state.json", "volumes/raw/.zarray"):
+    for path in ("state.json", "volumes/raw/.zarray", "meshes/info"):
         status, headers, _ = served.get(path, Origin="http://evil.example")
         assert status == 200
         assert not [name for name in headers if name.lower().startswith("access-control")]
@@ -219,10 +197,8 @@ def test_a_damaged_chunk_is_reported_and_is_no_zeros(tmp_path: Path) -> None:
     with shard.open("r+b") as file:
         file.seek(200)
         file.write(b"\xff" * 64)
-    with ViewServer(Site(open_viewer_layers(load_experiment(tmp_path)), client_folder())) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        answers = [Served(server, tmp_path).get(f"thresholds/{MERGE_FUNCTION}/c/1/0/0/{x}") for x in (0, 1)]
-        server.shutdown()
+    with serving(open_viewer_layers(load_experiment(tmp_path)), tmp_path) as served:
+        answers = [served.get(f"thresholds/{MERGE_FUNCTION}/c/1/0/0/{x}") for x in (0, 1)]
     broken = [content for status, _, content in answers if status == 500]
     assert broken
     assert b"a chunk cannot be read" in broken[0]
@@ -239,7 +215,7 @@ def test_the_position_is_in_nm_or_the_middle_of_a_voxel_of_the_target(viewed_exp
     for wrong in ("", "1,2", "here", "1,2,3 parsec", "nan,1,2"):
         with pytest.raises(UsageError, match="--at"):
             position_of(gallery, wrong)
-    state = gallery.state("http://127.0.0.1", (480.0, 800.0, 1000.0))
+    state = replace(gallery, position_nm=(480.0, 800.0, 1000.0)).state("http://127.0.0.1")
     assert np.array(state["position"][:3]) * voxel[::-1] == pytest.approx([1000.0, 800.0, 480.0])
 
 

@@ -1,4 +1,4 @@
-"""The fix for a folder without experiment: it may be a volume, contain one, or have a similar name."""
+"""A folder without experiment: it may be an export, a volume, contain an experiment, or have a similar name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,27 @@ import difflib
 from collections.abc import Iterator
 from pathlib import Path
 
+from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.layout import ExperimentLayout
 
 # Zarr 2 and 3, N5, precomputed; other formats are single files.
 _VOLUME_MARKS = (".zarray", ".zgroup", "zarr.json", "attributes.json", "info")
+
+# In the folder of a finished export: `export precomputed`, `export ome`; in that of an unfinished one.
+EXPORT_RECORD, OME_RECORD, UNFINISHED = "lsdflow_export.json", "zarr.json", ".export"
+
+
+def require_viewable(folder: Path) -> None:
+    """MissingInput (66) if the folder holds neither an experiment nor (as far as file names tell) an export."""
+    marks = ("experiment.toml", EXPORT_RECORD, OME_RECORD)
+    if folder.suffix == ".toml" or any((folder / name).is_file() for name in marks):
+        return
+    what, fix = "no experiment file and no export", first_step(folder)
+    if (folder / UNFINISHED).is_dir():
+        what, fix = "the export is not finished", "run the same lsdflow export command again: it resumes"
+    elif (folder.parent / EXPORT_RECORD).is_file():
+        fix = f"lsdflow view {folder.parent}"
+    raise MissingInput(what, where=folder, wanted="experiment.toml, or what lsdflow export wrote", fix=fix)
 
 
 def first_step(folder: Path) -> str:

@@ -1,8 +1,9 @@
 """The state of a neuroglancer viewer that shows all volumes of an experiment at their positions.
 
-neuroglancer reads zarr arrays over HTTP. A bare array has axes d0, d1, ... and no unit, so every source has a
-transform that names the axes, sets their voxel size in metres, and moves the array to its offset. The transform must
-use the viewer's names for the array's axes; otherwise the viewer silently ignores it::
+neuroglancer reads zarr and precomputed data over HTTP. Precomputed data place themselves. A bare zarr array has axes
+d0, d1, ... and no unit, so its source has a transform that names the axes, sets their voxel size in metres, and moves
+the array to its offset. The transform must use the viewer's names for the array's axes; otherwise the viewer silently
+ignores it::
 
     position along an axis (in voxels of this array) = index + offset_nm / voxel_size_nm
 
@@ -42,7 +43,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class ViewerLayer:
-    """One array to show: `path` below the prefix (container and dataset), its offset in nm, its shape (z,y,x)."""
+    """One array to show: `path` below the prefix (container and dataset), its offset in nm, its shape (z,y,x).
+
+    segments: those that the 3-D panel shows by their meshes or skeletons, which are a part of a precomputed layer.
+    """
 
     name: str
     kind: Kind
@@ -54,6 +58,8 @@ class ViewerLayer:
     array_axes: tuple[str, ...] = ()  # as the array names its axes; none = d0, d1, ...
     steps: Steps | None = None
     places_itself: bool = False  # an OME-NGFF image, whose own metadata contain its levels and its offset
+    form: Literal["zarr", "precomputed"] = "zarr"
+    segments: tuple[int, ...] = ()
 
 
 def neuroglancer_state(
@@ -73,6 +79,8 @@ def neuroglancer_state(
     if not url_prefix:
         raise ValueError("neuroglancer: found no address prefix, wanted for example http://127.0.0.1:9000")
     first = layers[0]
+    in_3d = next((layer for layer in layers if layer.segments), first)
+    extent_nm = max(n * size for n, size in zip(in_3d.shape_vox, in_3d.voxel_size_nm, strict=True))
     space = {name: _length(first.voxel_size_nm[axis]) for name, axis in (("x", 2), ("y", 1), ("z", 0))}
     middle = [_middle_vox(first, axis) for axis in range(3)]
     place = [p / v for p, v in zip(position_nm, first.voxel_size_nm, strict=True)] if position_nm else middle
@@ -84,7 +92,7 @@ def neuroglancer_state(
         },
         "position": [*place[::-1], *(s.first + 0.5 for s in steps.values())],
         "crossSectionScale": min(1.0, max(first.shape_vox) / SMALL_VOX),
-        "projectionScale": 2 * max(first.shape_vox),
+        "projectionScale": 2 * extent_nm / min(first.voxel_size_nm),
         "layers": [*(_layer(layer, url_prefix) for layer in layers), *_boxes(failed, first.voxel_size_nm, space)],
         "selectedLayer": {"layer": layers[-1].name, "visible": False},
         "showSlices": False,
@@ -119,23 +127,21 @@ def _middle_vox(layer: ViewerLayer, axis: int) -> float:
 
 
 def _layer(layer: ViewerLayer, url_prefix: str) -> dict[str, Any]:
+    address = f"{layer.form}://{url_prefix.removeprefix('zarr://').rstrip('/')}/{layer.path.strip('/')}"
     described: dict[str, Any] = {
         "name": layer.name,
         "type": "segmentation" if layer.kind == "labels" else "image",
-        "source": {"url": _address(layer.path, url_prefix), "transform": _transform(layer)},
+        "source": {"url": address, **({"transform": _transform(layer)} if layer.form == "zarr" else {})},
         "tab": "segments" if layer.kind == "labels" else "rendering",
         "visible": layer.visible,
     }
     if layer.kind == "labels":
         described["selectedAlpha"] = 0.35
+        if layer.segments:  # for the 3-D panel; sections still show all
+            described |= {"segments": [str(n) for n in layer.segments], "notSelectedAlpha": 0.35}
     else:
         described["shader"] = GREY_SHADER if layer.kind == "image" else RGB_SHADER
     return described
-
-
-def _address(path: str, url_prefix: str) -> str:
-    prefix = url_prefix.rstrip("/")
-    return f"{prefix if prefix.startswith('zarr://') else 'zarr://' + prefix}/{path.strip('/')}"
 
 
 def _transform(layer: ViewerLayer) -> dict[str, Any]:

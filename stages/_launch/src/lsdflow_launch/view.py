@@ -9,7 +9,7 @@ import typer
 
 from lsdflow_command.app import exit_codes
 from lsdflow_contract.errors import MissingInput
-from lsdflow_contract.experiment import load_experiment
+from lsdflow_contract.no_experiment import require_viewable
 from lsdflow_launch.commands import run_command, stage_command
 from lsdflow_launch.options import Debug, Folder
 
@@ -41,9 +41,9 @@ def add_view_verbs(app: typer.Typer) -> None:
         ] = None,
         debug: Debug = False,
     ) -> None:
-        """Show all volumes and the segmentation at every threshold in neuroglancer; Ctrl-C ends it."""
+        """Show an experiment, or what `lsdflow export` wrote, in neuroglancer; Ctrl-C ends it."""
         with exit_codes(debug):
-            load_experiment(folder)  # report a wrong folder even if the viewers are not installed
+            require_viewable(folder)  # report a wrong folder even if the viewers are not installed
             named = {"--at": at, "--host": host, "--export": export}
             values = [f"--port={port}", *(f"{option}={value}" for option, value in named.items() if value)]
             flags = {"--no-browser": not browser, "--napari": napari, "--debug": debug}

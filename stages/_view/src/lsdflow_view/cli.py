@@ -16,7 +16,7 @@ from lsdflow_command.machine import available_cores
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_view.export.levels import LAYERS, USUAL
-from lsdflow_view.show import Listening, show_experiment
+from lsdflow_view.show import Listening, show_folder
 
 app = Verbs(name="lsdflow-view")
 export_app = Verbs(name="export", help="Export an experiment's volumes as OME-NGFF or neuroglancer precomputed.")
@@ -143,7 +143,7 @@ def _front(
 
 @app.command()
 def show(
-    folder: Annotated[Path, typer.Argument(help="folder of the experiment")],
+    folder: Annotated[Path, typer.Argument(help="folder of the experiment, or of an export")],
     at: Annotated[str | None, typer.Option(help='position to open: z,y,x in nm, or "48, 80, 80 vox"')] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="port of the local web server; 0 = any free port")] = 0,
     host: Annotated[str, typer.Option(help="name or address of a network interface")] = "127.0.0.1",
@@ -155,7 +155,7 @@ def show(
     """Show all volumes and the segmentation at every threshold in neuroglancer or napari; Ctrl-C ends it."""
     with exit_codes(debug):
         listening = None if napari else Listening(host, port, browser)
-        show_experiment(load_experiment(folder), listening, at, export)
+        show_folder(folder, listening, at, export)
 
 
 app.add_typer(export_app)

@@ -2,7 +2,7 @@
 
 A bare array has one level, so a viewer that shows a large volume from afar reads all of its chunks. An export
 (`lsdflow export ome`) has every volume in several levels, the finest with the voxels of the experiment; its images
-replace the volumes of the same data.
+replace the volumes of the same data. An export is also shown by itself.
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ from lsdflow_contract.arrays import LABELS
 from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import FailedBlock, failed_blocks_of_results
+from lsdflow_contract.files import read_json
 from lsdflow_contract.geometry import Nm3
 from lsdflow_contract.lut import KnownLut, find_luts, luts_of
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.viewer_state import Steps, ViewerLayer, neuroglancer_state
 from lsdflow_contract.viewer_volumes import Placed, ViewerVolume, viewer_layers, viewer_volumes
+from lsdflow_runtime.formats.folders import json_object
+from lsdflow_runtime.formats.precomputed import open_precomputed
 from lsdflow_runtime.io.volumes import Volume, open_volume
-from lsdflow_view.export.levels import USUAL, open_layer
-from lsdflow_view.export.ngff import finished_layers, image_folder
+from lsdflow_view.export.levels import LAYERS, USUAL, open_layer
+from lsdflow_view.export.ngff import finished_layers, image_folder, open_levels
+from lsdflow_view.export.passes import export_record
+from lsdflow_view.meshes import SHOWN, LabelLevel, Meshes
 from lsdflow_view.relabelled import AXIS, LutCache, RelabelledImage, RelabelledVolume, relabelled_image
 
 LOG = logging.getLogger("lsdflow.view")
@@ -75,7 +80,8 @@ class ViewerLayers:
     """Open volumes by name, and the segmentations at all thresholds by merge function.
 
     images: multiscale images that neuroglancer shows instead of the volumes of the same name; levelled: the same for
-    the segmentations of a merge function; failed: blocks that are missing in finished stages.
+    the segmentations of a merge function; failed: blocks that are missing in finished stages. segmentation: its levels,
+    from which meshes are made; precomputed: layers in `images` that are no volumes; is_export: others may read it.
     """
 
     volumes: Mapping[str, Volume]
@@ -84,11 +90,20 @@ class ViewerLayers:
     images: Mapping[str, Path] = field(default_factory=dict)
     levelled: Mapping[str, RelabelledImage] = field(default_factory=dict)
     failed: tuple[FailedBlock, ...] = ()
+    segmentation: tuple[LabelLevel, ...] = ()
+    precomputed: tuple[ViewerLayer, ...] = ()
+    is_export: bool = False
+    position_nm: Nm3 | None = None
 
     @cached_property
     def folders(self) -> dict[str, Path]:
         """The folder of each volume or of its image. Nothing else on disk is served."""
         return {name: Path(volume.where) for name, volume in self.volumes.items()} | dict(self.images)
+
+    @cached_property
+    def meshes(self) -> Meshes:
+        """The meshes of the segmentation, which the 3-D panel shows."""
+        return Meshes(self.segmentation, self.position_nm)
 
     def layers(self) -> tuple[ViewerLayer, ...]:
         """The layers of the viewer, with paths relative to the served address."""
@@ -99,16 +114,19 @@ class ViewerLayers:
         # the slider's layer already shows the written segmentation as one of its steps
         hidden = {"segmentation"} if any(layer.visible for layer in stepped) else set()
         visible = (replace(layer, visible=layer.visible and layer.name not in hidden) for layer in plain)
-        return (*(replace(layer, places_itself=layer.name in self.images) for layer in visible), *stepped)
+        placed = (replace(layer, places_itself=layer.name in self.images) for layer in visible)
+        return (*placed, *stepped, *self.precomputed)
 
     def thresholds_file(self, merge_function: str, parts: Sequence[str]) -> bytes | None:
         """A file of the array (or image) of all thresholds of a merge function; None if there is none."""
         relabelled: Mapping[str, RelabelledVolume | RelabelledImage] = {**self.relabelled, **self.levelled}
         return relabelled[merge_function].file(parts) if merge_function in relabelled else None
 
-    def state(self, address: str, position_nm: Nm3 | None = None) -> dict[str, Any]:
+    def state(self, address: str) -> dict[str, Any]:
         """The state of neuroglancer for a server at `address`."""
-        return neuroglancer_state(self.layers(), address, position_nm, self.failed)
+        first, *others = self.layers()
+        layers = (first, *self.meshes.layers(), *others)
+        return neuroglancer_state(layers, address, self.position_nm, self.failed)
 
     def _stepped(self, merge_function: str) -> ViewerLayer:
         """One layer for all thresholds of a merge function, opened at the chosen threshold or at the middle one."""
@@ -138,7 +156,53 @@ def open_viewer_layers(experiment: Experiment, export: Path | None = None) -> Vi
     images = {} if export is None else exported_images(experiment, export)
     relabelled, chosen = _relabelled(experiment, volumes), _chosen(_manifest(experiment, "segment"))
     levelled, failed = _levelled(relabelled, images.get("fragments")), failed_blocks_of_results(experiment.layout)
-    return ViewerLayers(volumes, relabelled, chosen, images, levelled, failed)
+    segmentation = _label_levels(volumes, images)
+    return ViewerLayers(volumes, relabelled, chosen, images, levelled, failed, segmentation)
+
+
+def open_export(folder: Path) -> ViewerLayers | None:
+    """All layers of an export; None if the folder holds none.
+
+    Raises BadData (65) or MissingInput (66) if one of its layers is damaged or lost, or if it has none.
+    """
+    record = export_record(folder)
+    there = finished_layers(folder) if record is None else record["layers"]
+    if there is None:
+        return None
+    names = [name for name in LAYERS if name in there]
+    if not names:
+        raise MissingInput("an export without layers", where=folder, wanted=", ".join(LAYERS), fix="export again")
+    if record is not None:
+        places = {name: folder / name for name in names}
+        layers = tuple(_precomputed(name, place) for name, place in places.items())
+        levels = () if any(layer.segments for layer in layers) else _scales(places)
+        return ViewerLayers({}, {}, None, places, segmentation=levels, precomputed=layers, is_export=True)
+    images = {name: image_folder(folder, name, "labels" if name in USUAL else "image") for name in names}
+    volumes = {name: open_volume(place, "0") for name, place in images.items()}
+    return ViewerLayers(volumes, {}, None, images, segmentation=_label_levels(volumes, images), is_export=True)
+
+
+def _label_levels(volumes: Mapping[str, Volume], images: Mapping[str, Path]) -> tuple[LabelLevel, ...]:
+    """The levels of the segmentation, finest first."""
+    levels = open_levels(images["segmentation"]) if "segmentation" in images else [volumes.get("segmentation")]
+    return tuple(LabelLevel(level.read, level.geometry, level.read_shape_vox) for level in levels if level)
+
+
+def _scales(places: Mapping[str, Path]) -> tuple[LabelLevel, ...]:
+    """The levels of the precomputed segmentation, finest first."""
+    folders = [folder for name, folder in places.items() if name == "segmentation"]
+    scales = [(folder, scale["key"]) for folder in folders for scale in read_json(folder / "info")["scales"]]
+    opened = [open_precomputed(folder, key) for folder, key in scales]
+    return tuple(LabelLevel(s.read, s.geometry(), s.chunk_shape_vox or s.shape_vox) for s in opened)
+
+
+def _precomputed(name: str, folder: Path) -> ViewerLayer:
+    """A layer of a precomputed export, with the largest segments that have meshes or skeletons."""
+    info = read_json(folder / "info")
+    (layer,) = viewer_layers({name: Placed(f"volumes/{name}", open_precomputed(folder).geometry(), ())})
+    of_segments = json_object(folder / "segment_properties" / "info").get("inline", {}).get("ids", [])
+    segments = tuple(int(n) for n in of_segments[:SHOWN]) if {"mesh", "skeletons"} & info.keys() else ()
+    return replace(layer, form="precomputed", segments=segments, visible=layer.visible or bool(segments))
 
 
 def _relabelled(experiment: Experiment, volumes: Mapping[str, Volume]) -> dict[str, RelabelledVolume]:

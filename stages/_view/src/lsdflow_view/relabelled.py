@@ -27,11 +27,10 @@ from numcodecs import Zstd
 from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData
-from lsdflow_contract.files import read_json
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.lut import KnownLut, Lut, read_lut
-from lsdflow_runtime.io.volumes import Volume, open_volume
-from lsdflow_view.export.ngff import VERSION
+from lsdflow_runtime.io.volumes import Volume
+from lsdflow_view.export.ngff import VERSION, multiscale_of, open_levels
 
 UInt64s = NDArray[np.uint64]
 
@@ -179,11 +178,11 @@ class RelabelledImage:
 
 def relabelled_image(folder: Path, luts: tuple[KnownLut, ...], cache: LutCache) -> RelabelledImage:
     """The exported image of the fragments in `folder`, mapped through each of `luts`."""
-    (multiscale,) = read_json(folder / "zarr.json")["attributes"]["ome"]["multiscales"]
+    multiscale = multiscale_of(folder)
     datasets = [_with_thresholds(dataset) for dataset in multiscale["datasets"]]
     axes = [{"name": AXIS}, *multiscale["axes"]]
     stepped = {"name": "thresholds", "axes": axes, "datasets": datasets}
-    levels = tuple(RelabelledVolume(open_volume(folder, found["path"]), luts, cache) for found in datasets)
+    levels = tuple(RelabelledVolume(level, luts, cache) for level in open_levels(folder))
     return RelabelledImage(levels, {"ome": {"version": VERSION, "multiscales": [stepped]}})
 
 

@@ -6,10 +6,12 @@
     /TOKEN/state.json                    layers, their geometry, position
     /TOKEN/volumes/NAME/...              files of one array, also by ranges of bytes
     /TOKEN/thresholds/MERGE_FUNCTION/... the array (with an export: the image) of all thresholds, made on request
+    /TOKEN/meshes/SEGMENT                meshes of the segmentation, made on request
 
 The server listens on loopback or on one named interface. Every request must name a known host and carry the token. The
-page and the data have the same origin, and there are no cross-origin headers, so other sites have no access. Dots,
-links or encoded characters in a path cannot lead out of the served folders.
+page and the data of an experiment have the same origin, and there are no cross-origin headers, so other sites have no
+access. An export may be read from other origins, as another neuroglancer does, by who knows the token. Dots, links or
+encoded characters in a path cannot lead out of the served folders.
 """
 
 from __future__ import annotations
@@ -34,7 +36,6 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from lsdflow_contract.errors import StageError, UsageError
-from lsdflow_contract.geometry import Nm3
 from lsdflow_view.layers import ViewerLayers
 
 LOG = logging.getLogger("lsdflow.view")
@@ -47,6 +48,15 @@ COMMON_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "frame-ancestors 'none'",
+}
+# For exports: a page of another origin that knows the token may read, also ranges of files.
+CROSS_ORIGIN_HEADERS = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "GET, HEAD",
+    "Access-Control-Allow-Headers": "Range",
+    "Access-Control-Allow-Private-Network": "true",
+    "Access-Control-Expose-Headers": "Content-Range",
+    "Cross-Origin-Resource-Policy": "cross-origin",
 }
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1"})
 TOKEN_BYTES = 24
@@ -149,23 +159,24 @@ def wanted_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Site:
-    """The served content: the layers and the folder of the client, opened at a position."""
+    """The served content: the layers and the folder of the client."""
 
     layers: ViewerLayers
     client: Path
-    position_nm: Nm3 | None = None
 
     def find(self, parts: Sequence[str], address: str) -> Path | bytes | None:
         """The file or the content for a path after the token; None if there is none."""
         match tuple(parts):
             case ("state.json",):
-                return json.dumps(self.layers.state(address, self.position_nm)).encode()
+                return json.dumps(self.layers.state(address)).encode()
             case ("v", "view", *rest):
                 return file_in(self.client, rest or ["index.html"])
             case ("volumes", name, *rest) if name in self.layers.folders:
                 return file_in(self.layers.folders[name], rest)
             case ("thresholds", name, *rest):
                 return self.layers.thresholds_file(name, rest)
+            case ("meshes", name):
+                return self.layers.meshes.file(name)
         return None
 
 
@@ -224,6 +235,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer a HEAD request without content."""
         self._answer()
 
+    def do_OPTIONS(self) -> None:
+        """Answer what a browser asks before it reads an export from a page of another origin."""
+        if self._cross_origin():
+            self._begin(HTTPStatus.NO_CONTENT, "text/plain", 0)
+        else:
+            self.send_error(HTTPStatus.NOT_IMPLEMENTED)
+
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in the base class
         """Log requests with --debug only, and without the token."""
         LOG.debug("%s", (format % args).replace(self.server.check.token, "TOKEN"))
@@ -232,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = parts_of(self.path)
         if self._host() is None:
             self._send_text(HTTPStatus.FORBIDDEN, "this server is not known by that name")
-        elif not parts or not self.server.check.knows_token(parts[0]):
+        elif not parts or not self._knows_token():
             self._send_text(HTTPStatus.NOT_FOUND, "nothing here: use the whole address that lsdflow view printed")
         elif len(parts) == 1:
             self._to_viewer()
@@ -297,6 +315,14 @@ class _Handler(BaseHTTPRequestHandler):
         """The server's address as the browser sees it; through a tunnel the port may differ."""
         return f"http://{self._host()}/{self.server.check.token}"
 
+    def _knows_token(self) -> bool:
+        return self.server.check.knows_token((parts_of(self.path) or ("",))[0])
+
+    def _cross_origin(self) -> dict[str, str]:
+        """The headers that let pages of other origins read an export; none for experiments, and without the token."""
+        open_to_others = self.server.site.layers.is_export and self._knows_token() and self._host()
+        return CROSS_ORIGIN_HEADERS if open_to_others else {}
+
     def _host(self) -> str | None:
         return self.server.check.known_host(self.headers.get("Host"))
 
@@ -307,7 +333,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _begin(self, status: HTTPStatus, kind: str, size: int, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
-        for name, value in {**COMMON_HEADERS, **(headers or {})}.items():
+        for name, value in {**COMMON_HEADERS, **self._cross_origin(), **(headers or {})}.items():
             self.send_header(name, value)
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Type", kind)

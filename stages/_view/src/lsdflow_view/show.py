@@ -1,4 +1,4 @@
-"""`lsdflow-view show`: serve an experiment, print the address, open a browser, and run until the user stops it."""
+"""`lsdflow-view show`: serve a folder, print the address, open a browser, and run until the user stops it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,9 +18,10 @@ from queue import SimpleQueue
 import typer
 
 from lsdflow_contract.errors import UsageError
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.geometry import Lengths, Nm3
-from lsdflow_view.layers import ViewerLayers, open_viewer_layers
+from lsdflow_contract.no_experiment import require_viewable
+from lsdflow_view.layers import ViewerLayers, open_export, open_viewer_layers
 from lsdflow_view.napari_layers import open_napari
 from lsdflow_view.server import Site, ViewServer, client_folder
 
@@ -40,22 +41,25 @@ class Listening:
     browser: bool = True
 
 
-def show_experiment(
-    experiment: Experiment, listening: Listening | None, at: str | None = None, export: Path | None = None
-) -> None:
-    """Show an experiment in neuroglancer until the user stops it, or in a napari window if `listening` is None.
+def show_folder(folder: Path, listening: Listening | None, at: str | None = None, export: Path | None = None) -> None:
+    """Show an experiment or an export in neuroglancer until the user stops it; in napari if `listening` is None.
 
-    Raises MissingInput (66) for an experiment without volumes, UsageError (2) for a wrong position or address, and the
-    errors of `exported_images`.
+    export: the levels of this folder, for an experiment. Raises MissingInput (66) for a folder that is neither, and for
+    an experiment without volumes, UsageError (2) for a wrong position or address, and the errors of `exported_images`.
     """
-    if export is not None and listening is None:
-        raise UsageError("napari shows the volumes themselves", where="--export", fix="leave --napari or --export out")
-    layers = open_viewer_layers(experiment, export)
-    position_nm = position_of(layers, at)
+    require_viewable(folder)
+    exported = open_export(folder)
+    if listening is None and (exported or export):
+        where = "--export" if export else folder
+        raise UsageError("napari shows the volumes of an experiment", where=where, fix="leave --napari or --export out")
+    if exported and export:
+        raise UsageError("that folder is an export itself", where=folder, fix="leave --export out")
+    layers = exported or open_viewer_layers(load_experiment(folder), export)
+    layers = replace(layers, position_nm=position_of(layers, at))
     if listening is None:
-        open_napari(layers, position_nm)
+        open_napari(layers, layers.position_nm)
     else:
-        serve(Site(layers, client_folder(), position_nm), listening)
+        serve(Site(layers, client_folder()), listening)
 
 
 def serve(site: Site, listening: Listening) -> None:
@@ -63,6 +67,8 @@ def serve(site: Site, listening: Listening) -> None:
     with ViewServer(site, listening.host, listening.port) as server, _until_ended() as wait:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
+        # What the state needs is read while the browser starts.
+        threading.Thread(target=site.layers.meshes.layers, daemon=True).start()
         typer.echo(server.url)
         typer.echo(_instructions(site.layers, server), err=True)
         with browser_on(server.url if listening.browser else None):
@@ -84,7 +90,7 @@ def position_of(layers: ViewerLayers, at: str | None) -> Nm3 | None:
         lengths = Lengths.parse(f"{at} nm" if plain else at)
     except ValueError as error:
         raise UsageError("that is no position", where="--at", wanted="z,y,x", found=error) from error
-    grid = next(iter(layers.volumes.values())).geometry  # raw, if it exists: the first volume that is written
+    grid = layers.layers()[0]  # raw, if it exists: the first volume that is written
     along = lengths.to_nm(grid.voxel_size_nm)
     if lengths.unit != "vox":
         return along
@@ -97,13 +103,15 @@ def _instructions(layers: ViewerLayers, server: ViewServer) -> str:
     port = server.server_address[1]
     return (
         f"layers: {names}\n"
-        f"{_advice(layers)}"
+        f"{_advice(layers, server)}"
         f"from another machine: ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}, then the same address\n"
         "whoever knows the address can read these volumes; Ctrl-C ends it"
     )
 
 
-def _advice(layers: ViewerLayers) -> str:
+def _advice(layers: ViewerLayers, server: ViewServer) -> str:
+    if layers.is_export:
+        return f"in another neuroglancer: its address, then #!{server.url}state.json\n"
     if layers.images or max(max(v.geometry.shape_vox) for v in layers.volumes.values()) < LARGE_VOX:
         return ""
     return "far out it is slow, without coarser levels: lsdflow export ome DIR FOLDER, then --export FOLDER\n"

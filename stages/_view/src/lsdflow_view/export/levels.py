@@ -9,6 +9,7 @@ Values: bins of 1 or 2 voxels per axis; the mean of intensities, the mode (most 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -139,6 +140,17 @@ def centre_translation_nm(base: Geometry, level: Level) -> Nm3:
     axes = zip(base.offset_nm, level.voxel_size_nm, base.voxel_size_nm, strict=True)
     z, y, x = (offset + (size - finest) / 2 for offset, size, finest in axes)
     return z, y, x
+
+
+def whole_chunks(box: Box, chunk_vox: Vox3, most_vox: int) -> Vox3:
+    """Shape of a block of `box` with at most `most_vox` voxels: one chunk, its shortest edge doubled repeatedly."""
+    edges = list(chunk_vox)
+    while 2 * math.prod(edges) <= most_vox:
+        shorter = [axis for axis in range(3) if edges[axis] < box.shape_vox[axis]]
+        if not shorter:
+            break
+        edges[min(shorter, key=lambda axis: edges[axis])] *= 2
+    return edges[0], edges[1], edges[2]
 
 
 def _eighths(box: Box) -> Iterator[Box]:

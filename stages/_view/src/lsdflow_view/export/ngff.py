@@ -27,8 +27,10 @@ from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Writer
+from lsdflow_contract.no_experiment import OME_RECORD
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.io.volumes import OutputArray
+from lsdflow_runtime.formats.folders import json_object
+from lsdflow_runtime.io.volumes import OutputArray, Volume, open_volume
 from lsdflow_view.export.levels import (
     USUAL,
     Layer,
@@ -97,12 +99,19 @@ def image_folder(out: Path, name: str, kind: str) -> Path:
 
 def finished_layers(out: Path) -> dict[str, str] | None:
     """Key of each layer of a finished export; None if `out` holds none."""
-    group = out / "zarr.json"
-    if not group.is_file():
-        return None
-    attributes = read_json(group).get("attributes", {})
-    layers = attributes.get(PROVENANCE, {}).get("layers")
+    layers = json_object(out / OME_RECORD).get("attributes", {}).get(PROVENANCE, {}).get("layers")
     return dict(layers) if isinstance(layers, dict) else None
+
+
+def multiscale_of(folder: Path) -> dict[str, Any]:
+    """The `multiscales` entry of an exported image: its axes and its levels."""
+    (found,) = read_json(folder / OME_RECORD)["attributes"]["ome"]["multiscales"]
+    return dict(found)
+
+
+def open_levels(folder: Path) -> list[Volume]:
+    """The levels of an exported image, finest first."""
+    return [open_volume(folder, level["path"]) for level in multiscale_of(folder)["datasets"]]
 
 
 class _NgffArray(ArraySpec):

@@ -23,15 +23,15 @@ import numpy.typing as npt
 
 from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_command.lock_file import folder_lock
-from lsdflow_contract.errors import OutputConflict, StorageFailure
+from lsdflow_contract.errors import BadData, OutputConflict, StorageFailure
 from lsdflow_contract.experiment import Experiment, StoreTable
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors, write_json
 from lsdflow_contract.geometry import Box
+from lsdflow_contract.no_experiment import EXPORT_RECORD, UNFINISHED
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.engine.blockwise import run_blocks, worker_task
 
-UNFINISHED = ".export"
 KEYS = "keys.json"
 # A mesh or a skeleton of a large segment takes longer than any block, and all workers are on this machine.
 NO_TIMEOUT_S = 1e7
@@ -175,6 +175,15 @@ def export_folder(out: Path, finished: Mapping[str, str] | None, keys: Mapping[s
         # Another process may have recorded its keys meanwhile.
         _require_same(folder, finished or {}, keys)
         yield folder
+
+
+def export_record(out: Path) -> dict[str, Any] | None:
+    """Keys of the finished layers and shapes of a precomputed export; None if there are none."""
+    path = out / EXPORT_RECORD
+    record = read_json(path) if path.is_file() else None
+    if record is not None and not (isinstance(record, dict) and isinstance(record.get("layers"), dict)):
+        raise BadData("damaged record of an export", where=path, fix="export to another folder")
+    return record
 
 
 def record_keys(folder: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> None:

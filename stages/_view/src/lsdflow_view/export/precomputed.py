@@ -18,18 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from lsdflow_contract.errors import BadData, UsageError
+from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.files import write_json
 from lsdflow_contract.geometry import Geometry, Vox3
 from lsdflow_contract.manifest import Writer
+from lsdflow_contract.no_experiment import EXPORT_RECORD, UNFINISHED
 from lsdflow_view.export.levels import Layer, level_count, open_layers, pyramid
-from lsdflow_view.export.passes import UNFINISHED, PassRunner, ReadBack, close_folder, export_folder, record_keys
+from lsdflow_view.export.passes import PassRunner, ReadBack, close_folder, export_folder, export_record, record_keys
 from lsdflow_view.export.precomputed_volume import PrecomputedLayer
 from lsdflow_view.export.shapes import ShapeOptions, Shapes, wanted_shapes
 
 LOG = logging.getLogger("lsdflow.view")
-RECORD = "lsdflow_export.json"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def export_precomputed(
     checked = ReadBack.of_fraction(experiment.compute.verify_fraction)
     layers = [_precomputed_layer(layer, out, options, checked) for layer in open_layers(experiment, named)]
     wanted = wanted_shapes(_layer_of_shapes(layers, shapes), out / UNFINISHED, shapes)
-    record, keys = _record(out), {layer.layer.name: layer.key for layer in layers}
+    record, keys = export_record(out), {layer.layer.name: layer.key for layer in layers}
     finished = None if record is None else record["layers"]
     made = (record or {}).get("shapes", {})
     with export_folder(out, finished, keys) as folder:
@@ -91,7 +91,7 @@ def _finish(out: Path, layers: list[PrecomputedLayer], record: dict[str, Any]) -
     """Write the metadata of complete layers."""
     for layer in layers:
         write_json(layer.folder / "info", layer.info())
-    write_json(out / RECORD, {"written_by": Writer.of("view").model_dump(), **record})
+    write_json(out / EXPORT_RECORD, {"written_by": Writer.of("view").model_dump(), **record})
 
 
 def _layer_of_shapes(layers: list[PrecomputedLayer], shapes: ShapeOptions) -> PrecomputedLayer | None:
@@ -133,14 +133,3 @@ def _whole_offset_vox(geometry: Geometry, where: str) -> Vox3:
             ", ".join(f"{length:g}" for length in shift),
         )
     return z, y, x
-
-
-def _record(out: Path) -> dict[str, Any] | None:
-    """Keys of the finished layers and shapes of an earlier export; None if there are none."""
-    path = out / RECORD
-    if not path.is_file():
-        return None
-    record = read_json(path)
-    if not (isinstance(record, dict) and isinstance(record.get("layers"), dict)):
-        raise BadData("damaged record of an export", where=path, fix="export to another folder")
-    return record

@@ -9,7 +9,6 @@ with memory that does not grow with the number of segments.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from lsdflow_contract.files import storage_errors, write_atomically
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_runtime.blocks import BlockPlan
+from lsdflow_view.export.levels import whole_chunks
 from lsdflow_view.export.passes import ExportPass, PassRunner, Write
 from lsdflow_view.export.precomputed_volume import BLOCK_VOX, PrecomputedLayer
 
@@ -261,14 +261,3 @@ class LargestSegments:
 
     def _block_file(self, number: int) -> Path:
         return self._folder / f"{number}.npy"
-
-
-def whole_chunks(box: Box, chunk_vox: Vox3, most_vox: int) -> Vox3:
-    """Shape of a block of `box` with at most `most_vox` voxels: one chunk, its shortest edge doubled repeatedly."""
-    edges = list(chunk_vox)
-    while 2 * math.prod(edges) <= most_vox:
-        shorter = [axis for axis in range(3) if edges[axis] < box.shape_vox[axis]]
-        if not shorter:
-            break
-        edges[min(shorter, key=lambda axis: edges[axis])] *= 2
-    return edges[0], edges[1], edges[2]

@@ -6,7 +6,6 @@ in precomputed: voxel i of an axis is between i and i + 1 times its size.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Iterator
@@ -19,8 +18,7 @@ from typing import Any, BinaryIO, Literal
 import kimimaro
 import numpy as np
 import numpy.typing as npt
-import zmesh
-from cloudvolume import Mesh, Skeleton
+from cloudvolume import Skeleton
 
 from lsdflow_command.machine import free_memory_bytes
 from lsdflow_contract.errors import UsageError
@@ -28,10 +26,12 @@ from lsdflow_contract.files import write_atomically, write_json
 from lsdflow_contract.geometry import Box, Nm3, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.formats.folders import json_object
 from lsdflow_view.export.levels import Level, Read
 from lsdflow_view.export.passes import ExportPass, PassRunner, Write, row_of_blocks
 from lsdflow_view.export.precomputed_volume import BLOCK_VOX, PrecomputedLayer
 from lsdflow_view.export.segments import SEARCH_BLOCK_VOX, LargestSegments, SegmentTable
+from lsdflow_view.meshes import MESH_INFO, mesh_manifest, mesh_of
 
 LOG = logging.getLogger("lsdflow.export")
 Kind = Literal["mesh", "skeletons"]
@@ -45,29 +45,13 @@ SKELETON_BYTES_PER_VOXEL = 64
 RADIUS = {"id": "radius", "data_type": "float32", "num_components": 1}
 _BYTES_PER_VOXEL = {"mesh": MESH_BYTES_PER_VOXEL, "skeletons": SKELETON_BYTES_PER_VOXEL}
 _INFO: dict[str, dict[str, Any]] = {
-    "mesh": {"@type": "neuroglancer_legacy_mesh"},
+    "mesh": MESH_INFO,
     "skeletons": {
         "@type": "neuroglancer_skeletons",
         "transform": [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0],
         "vertex_attributes": [RADIUS],
     },
 }
-
-
-def mesh_of(mask: npt.NDArray[np.bool_], begin_vox: Vox3, voxel_size_nm: Nm3, error_nm: float, segment: int) -> Mesh:
-    """The surface of a mask (z, y, x) whose first voxel is `begin_vox`; closed, even where the mask touches its border.
-
-    error_nm: how far a vertex may be moved to save triangles.
-    """
-    size = np.array(voxel_size_nm[::-1])
-    mesher = zmesh.Mesher(tuple(size))
-    # One voxel of background on every side closes the mesh. (`close` of zmesh moves the mesh by a voxel.)
-    mesher.mesh(np.pad(mask.astype(np.uint8), 1).T, close=False)
-    simplifying: dict[str, Any] = {"reduction_factor": 100, "max_error": error_nm} if error_nm > 0 else {}
-    found = mesher.get(1, normals=False, voxel_centered=True, **simplifying)
-    corner = (np.array(begin_vox[::-1]) - 1) * size
-    vertices = (found.vertices.astype(np.float64) + corner).astype(np.float32)
-    return Mesh(vertices, found.faces, segid=segment)
 
 
 def skeleton_of(mask: npt.NDArray[np.bool_], begin_vox: Vox3, voxel_size_nm: Nm3, segment: int) -> Skeleton:
@@ -165,7 +149,10 @@ class Shapes:
         table, made = self._table(), 0
         if len(table):
             made = replace(runner, workers=self.workers(runner.workers)).run([self._pass(len(table))])
-        write_json(self.layer.folder / "segment_properties" / "info", segment_properties(table))
+        listed = self.layer.folder / "segment_properties" / "info"
+        # The longest list has all segments with a mesh or a skeleton, because both are of the largest.
+        if len(json_object(listed).get("inline", {}).get("ids", [])) < len(table) or not listed.exists():
+            write_json(listed, segment_properties(table))
         if self.level.number and (missing := [n for n in table.ids.tolist() if not self._file(n).exists()]):
             LOG.warning(
                 "%d segments have no voxel in level %d and get no %s: %s",
@@ -247,9 +234,9 @@ class Shapes:
         size = self.level.voxel_size_nm
         if self.kind == "skeletons":
             return {str(segment): skeleton_of(mask, begin_vox, size, segment).to_precomputed()}
-        mesh, fragment = mesh_of(mask, begin_vox, size, self.error_nm, segment), f"{segment}:0:1"
-        manifest = json.dumps({"fragments": [fragment]}, separators=(",", ":")).encode()
-        return {fragment: mesh.to_precomputed(), f"{segment}:0": manifest}
+        z, y, x = (begin * edge for begin, edge in zip(begin_vox, size, strict=True))
+        fragment = f"{segment}:0:1"
+        return {fragment: mesh_of(mask, (z, y, x), size, self.error_nm), f"{segment}:0": mesh_manifest(fragment)}
 
     def _boxes(self, number: int) -> SegmentTable:
         return self._on_level(self._table(), number)
