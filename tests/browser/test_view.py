@@ -100,7 +100,7 @@ def opened(drawing_visit: Any, address: str) -> Any:
 def test_every_layer_loads_at_its_scale_and_offset(opened: Any, viewed: tuple[Path, dict[str, Any]]) -> None:
     opened.page.evaluate(SHOW_ALL)
     opened.page.wait_for_function(f"() => ({LAYERS})().every(layer => layer.chunks > 0)", timeout=PATIENCE_MS)
-    layers = {layer["name"]: layer for layer in opened.page.evaluate(LAYERS)}
+    layers = {layer["name"]: layer for layer in opened.page.evaluate(LAYERS) if layer["name"] != "meshes"}
     _, facts = viewed
     assert {name: layer["error"] for name, layer in layers.items() if layer["error"]} == {}
     assert set(layers) == set(facts["begins_vox"])
@@ -108,6 +108,17 @@ def test_every_layer_loads_at_its_scale_and_offset(opened: Any, viewed: tuple[Pa
         assert layers[name]["begins"] == pytest.approx(begin), name
         assert layers[name]["scales"] == pytest.approx([v * 1e-9 for v in facts["voxel_size_nm"]]), name
     assert [text for text in opened.console_errors if "404" not in text] == []
+
+
+def test_the_3_d_panel_shows_meshes_of_several_segments_in_their_colours(opened: Any) -> None:
+    opened.page.wait_for_function(f"() => ({LAYERS})().find(l => l.name === 'meshes').chunks >= 5", timeout=PATIENCE_MS)
+    opened.page.wait_for_timeout(500)
+    panel = opened.page.query_selector_all(".neuroglancer-rendered-data-panel")[2].bounding_box()
+    shot = opened.page.screenshot(clip={key: panel[key] for key in ("x", "y", "width", "height")})
+    seen = np.asarray(Image.open(io.BytesIO(shot)).convert("HSV"))
+    coloured = seen[(seen[..., 1] > 100) & (seen[..., 2] > 80)][:, 0]
+    counts = np.histogram(coloured, 12, (0, 256))[0]
+    assert (counts > 200).sum() >= 3, "surfaces of at least three colours, not the yellow frame alone"
 
 
 def test_it_opens_at_the_given_position_and_the_voxels_there_are_those_of_the_disk_at_every_threshold(

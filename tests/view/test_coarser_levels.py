@@ -38,11 +38,12 @@ def test_volumes_of_an_export_come_in_its_levels_and_say_their_place_themselves(
 ) -> None:
     gallery = open_viewer_layers(experiment, tmp_path / "levels")
     layers = {layer["name"]: layer["source"] for layer in gallery.state(SERVED)["layers"]}
+    meshes = layers.pop("meshes")
     shifts = {name: [row[-1] for row in source["transform"]["matrix"]] for name, source in layers.items()}
     assert {name for name, shift in shifts.items() if shift == [0.5, 0.5, 0.5]} == set(LEVELLED)
     assert all(list(layers[name]["transform"]["inputDimensions"]) == ["z", "y", "x"] for name in LEVELLED)
     plain = {layer["name"]: layer["source"] for layer in open_viewer_layers(experiment).state(SERVED)["layers"]}
-    assert {name: source["url"] for name, source in layers.items()} == {n: s["url"] for n, s in plain.items()}
+    assert {n: s["url"] for n, s in {**layers, "meshes": meshes}.items()} == {n: s["url"] for n, s in plain.items()}
     for name in LEVELLED:
         assert all(file_in(gallery.folders[name], (level, "zarr.json")) for level in "01"), name
         assert file_in(gallery.folders[name], ("..", "..", "experiment.toml")) is None

@@ -142,6 +142,7 @@ def test_the_state_shows_failed_blocks_of_finished_stages(gallery: ViewerLayers)
 
 def test_axes_of_an_array_are_named_as_the_array_names_them(gallery: ViewerLayers) -> None:
     layers = {layer["name"]: layer for layer in gallery.state("http://127.0.0.1:1/t")["layers"]}
+    assert "transform" not in layers.pop("meshes")["source"]
     axes = {name: list(layer["source"]["transform"]["inputDimensions"]) for name, layer in layers.items()}
     assert axes["raw"] == ["d0", "d1", "d2"]
     assert axes["fragments"] == ["z", "y", "x"]
