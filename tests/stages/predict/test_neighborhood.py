@@ -60,4 +60,4 @@ def test_a_bundle_whose_outputs_are_not_its_neighborhood_is_refused(
     micro_bundle(experiment.layout, "affinities", 7, outputs=outputs, neighborhood=neighborhood)
     with pytest.raises(BadData):
         experiment.run()
-    assert not experiment.layout.results.exists()
+    assert not (experiment.layout.results / "predict").exists()

@@ -30,7 +30,7 @@ def _refused(experiment, kind: type[StageError], *overrides: str) -> StageError:
     """The error of a run, which must also be among the problems of validate, and must come before any output."""
     with pytest.raises(kind) as caught:
         experiment.run(*overrides)
-    assert not experiment.layout.results.exists()
+    assert not (experiment.layout.results / "predict").exists()
     problems = Predict().validate(experiment.experiment(*overrides))
     assert caught.value.what in [p.what for p in problems]
     return caught.value
@@ -68,7 +68,7 @@ def test_bf16_is_refused_by_validate_and_by_run_where_the_cpu_cannot_compute_in_
         assert done.returncode == ConfigError.exit_code, output
         assert "this CPU cannot compute in bf16" in output
         assert "predict.precision" in output
-    assert not experiment.layout.results.exists()
+    assert not (experiment.layout.results / "predict").exists()
 
 
 def test_a_gpu_that_does_not_exist_is_reported_once(make_experiment, monkeypatch):
