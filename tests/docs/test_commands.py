@@ -68,6 +68,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.write(f'[prepare.target]\nraw = "{TARGET}"\n')
     for name in ("demo", "own"):
         shutil.copytree(tmp_path / "exp", tmp_path / name)
+    shutil.rmtree(tmp_path / "exp" / "manifests")  # nothing has run there: the volume is described
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
