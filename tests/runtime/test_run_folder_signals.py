@@ -108,6 +108,27 @@ def test_ctrl_c_that_comes_twice_still_leaves_its_outcome(make_experiment: Make,
     assert outcome(experiment)["exit_code"] == 75
 
 
+def test_ctrl_c_that_comes_again_while_python_ends_does_not_change_the_exit_code() -> None:
+    program = """
+import os, signal, sys, time
+from lsdflow_command.interruption import interrupt_on_signals
+from lsdflow_contract.errors import Interrupted
+
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT, sleep=time.sleep):
+        kill(pid, number)
+        sleep(0.05)
+
+last = Last()
+try:
+    with interrupt_on_signals():
+        signal.raise_signal(signal.SIGINT)
+except Interrupted as error:
+    sys.exit(error.exit_code)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=600).returncode == 75
+
+
 def test_under_nohup_a_lost_terminal_changes_nothing(make_experiment: Make, start: Start) -> None:
     experiment = slowed(make_experiment("a"), 0.2)
     process = start(experiment, "daisy", through=("nohup",))

@@ -7,6 +7,7 @@ and between their steps.
 
 from __future__ import annotations
 
+import atexit
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -77,6 +78,9 @@ def interrupt_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, end.afterwards(handler))
+        if end.error is not None:
+            # Python restores the default handlers before it ends: a repetition would then change the exit code.
+            atexit.register(leave_terminal_to_coordinator)
 
 
 def end_if_asked(handler: object = None) -> None:
