@@ -44,6 +44,7 @@ from lsdflow_predict.stage import Predict
 from lsdflow_runtime.io.volumes import OutputArray
 
 VOXEL_NM = (8.0, 8.0, 8.0)
+TARGET = "volumes/target.zarr"
 COLUMNS = (
     "mode", "tile out", "block", "cache MB", "workers", "blocks", "Mvoxel/s", "with start", "of eager", "of roofline",
     "GPU busy %", "GPU GiB",
@@ -182,10 +183,11 @@ def make_experiment(folder: Path, device: str, sizes: Sizes, edge: int) -> Path:
     text = f'[compute]\ndevice = "{device}"\nthreads_per_worker = {threads}\n'
     layout.experiment_toml.write_text(f"{text}[predict]\nallow_lsd_mismatch = true\n")
     grid = Geometry(VOXEL_NM, (0.0, 0.0, 0.0), (edge,) * 3)
-    output = OutputArray(layout.target_volume, RAW, grid, grid.box, (min(edge, 256),) * 3)
+    output = OutputArray(layout.root / TARGET, RAW, grid, grid.box, (min(edge, 256),) * 3)
     output.create({"key": "benchmark"})
     output.open().write(grid.box, smooth_noise(edge))
-    Manifest(writer=Writer.of("prepare"), key="k", config={}, inputs={}, outputs={}, identity="raw").write(layout)
+    facts = {"key": "k", "config": {}, "inputs": {}, "outputs": {"target": TARGET}, "identity": "raw"}
+    Manifest(writer=Writer.of("prepare"), **facts).write(layout)
     return layout.experiment_toml
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +22,10 @@ Sinfo = Callable[..., None]
 
 @pytest.fixture
 def sinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sinfo:
-    """Put a sinfo that prints these lines on PATH; a machine with a SLURM of its own looks like one without sbatch."""
-    which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name, *more: None if name == "sbatch" else which(name, *more))
+    """A sinfo that prints these lines, alone on PATH: this machine may have a SLURM of its own."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    monkeypatch.setenv("PATH", str(programs))
 
     def put(*lines: str) -> None:
         text = "\n".join(lines)
