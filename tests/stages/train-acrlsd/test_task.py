@@ -59,7 +59,8 @@ def test_with_a_given_network_and_no_training_volumes_there_is_nothing_to_do(tmp
 def test_further_affinities_are_learnt_recorded_and_another_training(tmp_path) -> None:
     toml = micro_experiment(tmp_path, "mtlsd")
     assert call("run", toml).exit_code == 0
-    assert "neighborhood" not in read_manifest(ExperimentLayout(tmp_path), "train-acrlsd").config
+    nearest = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]
+    assert read_manifest(ExperimentLayout(tmp_path), "train-acrlsd").config["neighborhood"] == nearest
     far = "[[-1, 0, 0], [0, -1, 0], [0, 0, -1], [-3, 0, 0], [0, 0, -5]]"
     first = read_manifest(ExperimentLayout(tmp_path), "train-acrlsd").key
     result = call("run", toml, "--set", f"train-acrlsd.neighborhood={far}")
