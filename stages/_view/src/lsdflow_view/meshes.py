@@ -120,10 +120,14 @@ def _every(along: slice, step: int) -> tuple[slice, slice]:
 
 
 class Meshes:
-    """The meshes of a segmentation at the address `meshes`: made one at a time, on request."""
+    """The meshes of a segmentation at the address `meshes`: made one at a time, on request.
+
+    is_needed: False once the viewer ends; what is read then fails, because Python takes its threads away.
+    """
 
     def __init__(self, levels: Sequence[LabelLevel], position_nm: Nm3 | None = None) -> None:
         self._levels, self._position_nm = levels, position_nm
+        self.is_needed = True
         self._lock = Lock()
         self._copy: Coarse | None = None
         self._layers: tuple[ViewerLayer, ...] | None = None
@@ -151,7 +155,8 @@ class Meshes:
         try:
             copy = self._copy = coarse_copy(self._levels, self._position_nm)
         except StageError as error:
-            LOG.warning("no meshes: %s", error.message())
+            if self.is_needed:
+                LOG.warning("no meshes: %s", error.message())
             return ()
         ids, sizes_vox = fastremap.unique(copy.labels, return_counts=True)
         largest = [int(ids[row]) for row in np.argsort(-sizes_vox.astype(np.int64), kind="stable") if ids[row]][:SHOWN]

@@ -73,6 +73,7 @@ def serve(site: Site, listening: Listening) -> None:
         typer.echo(_instructions(site.layers, server), err=True)
         with browser_on(server.url if listening.browser else None):
             wait()
+        site.layers.meshes.is_needed = False
         server.shutdown()
         thread.join()
     typer.echo("the viewer has ended", err=True)
