@@ -22,6 +22,7 @@ from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import micro_network
+from lsdflow_launch.slurm import submit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))
@@ -97,10 +98,10 @@ def test_a_stage_whose_input_is_not_the_one_of_its_chain_is_refused_with_both_se
         Watershed().run(load_experiment(predicted, [SEED.format(distance_vox)]))
         identities.append(read_manifest(layout, "watershed").identity)
     link = ChainLink(str(predicted), results={"watershed": identities[0]})
-    with link.told(), pytest.raises(OutputConflict, match="not the one that this run began with") as raised:
+    with link.in_environment(), pytest.raises(OutputConflict, match="not the one that this run began with") as raised:
         Agglomerate().run(load_experiment(predicted))
     assert "min_seed_distance_vox 5 -> 6" in raised.value.found
-    with ChainLink(str(predicted), results={"watershed": identities[1]}).told():
+    with ChainLink(str(predicted), results={"watershed": identities[1]}).in_environment():
         Agglomerate().run(load_experiment(predicted))
 
 
@@ -120,6 +121,24 @@ def test_jobs_of_a_submission_read_the_result_that_its_job_verified_and_no_other
     assert "min_seed_distance_vox 5 -> 6" in raised.value.found
     monkeypatch.setenv("LSDFLOW_SUBMISSION", "20261127T100001-1")
     Agglomerate().run(load_experiment(predicted))
+
+
+def test_a_submission_that_begins_later_reads_the_earlier_results_of_that_moment(
+    predicted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment, results = load_experiment(predicted), predicted / "runs" / "submit" / "20261127T100000-1" / "results"
+
+    def submitted(*_: object) -> int:
+        results.parent.mkdir(parents=True)
+        (results.parent / "jobs.tsv").touch()
+        return 0
+
+    monkeypatch.setattr(submit, "_pipeline", submitted)
+    assert submit.submit_chain(experiment, "watershed", "segment") == 0
+    found = {file.name: file.read_text() for file in results.iterdir()}
+    earlier = {stage: read_manifest(experiment.layout, stage).identity for stage in ("prepare", "predict")}
+    assert earlier.items() <= found.items()
+    assert "watershed" not in found
 
 
 @pytest.fixture

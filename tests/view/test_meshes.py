@@ -172,8 +172,10 @@ def test_a_segmentation_that_cannot_be_read_takes_away_the_meshes_alone_with_a_w
     for chunk in (tmp_path / "segmentation.zarr/volumes/segmentation/c").rglob("*"):
         if chunk.is_file():
             chunk.write_bytes(chunk.read_bytes()[:20])
-    gallery = open_viewer_layers(load_experiment(tmp_path))
+    ending, gallery = (open_viewer_layers(load_experiment(tmp_path)) for _ in range(2))
     with caplog.at_level(logging.WARNING):
+        ending.meshes.is_needed = False
+        assert (ending.meshes.layers(), caplog.text) == ((), ""), "the viewer that ends takes the reader's threads away"
         names = [layer["name"] for layer in gallery.state(SERVED)["layers"]]
     assert names == [layer.name for layer in gallery.layers()]
     assert "no meshes: " in caplog.text

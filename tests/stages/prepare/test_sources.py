@@ -20,6 +20,7 @@ from lsdflow_contract.arrays import LABELS, RAW
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_prepare import survey as surveys
 from lsdflow_prepare import volume_passes
 from lsdflow_prepare.stage import Prepare
 from lsdflow_runtime.formats import file_stamp as file_stamps
@@ -219,10 +220,9 @@ def test_a_source_that_changes_while_it_is_read_is_refused_and_nothing_of_it_is_
     real, changes = volume_passes.make_block, iter([True])
 
     def make_and_change(*arguments: Any) -> Any:
-        block = real(*arguments)
         if next(changes, False):
             write(tmp_path, "raw", 255 - RAW_VALUES)
-        return block
+        return real(*arguments)
 
     monkeypatch.setattr(volume_passes, "make_block", make_and_change)
     with pytest.raises(BadData, match="changed while it was read") as caught:
@@ -238,6 +238,22 @@ def test_a_source_that_changes_while_it_is_read_is_refused_and_nothing_of_it_is_
         os.utime(path, ns=(modified_ns, modified_ns))
     Prepare().run(loaded)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), RAW_VALUES)
+
+
+def test_labels_of_which_only_a_sample_was_read_are_refused_once_all_of_them_turn_out_to_be_empty(
+    tmp_path: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(surveys, "SAMPLE_EDGE_VOX", 4)
+    monkeypatch.setattr(surveys, "MOST_BOXES", 1)
+    write = hdf5_in("plain")
+    tables = write(tmp_path, "raw", RAW_VALUES) | write(tmp_path, "labels", np.zeros_like(IDS))
+    loaded = experiment(**{"voxel_size": "8 nm"} | tables)
+    with caplog.at_level("WARNING"):
+        assert Prepare().validate(loaded) == []
+    assert "has no neuron in a sample of 64 voxels" in caplog.text
+    with pytest.raises(BadData, match="no neuron"):
+        Prepare().run(loaded)
+    assert not loaded.layout.manifest("prepare").exists()
 
 
 def test_the_stamp_of_a_large_file_reads_pieces_from_first_to_last_byte(
@@ -259,6 +275,8 @@ def test_the_stamp_of_a_large_file_reads_pieces_from_first_to_last_byte(
         file.write_bytes(bytes(1000))
         os.utime(file, ns=(time, time))
     assert seen == [True, True, False, True, True]
+    os.utime(file, ns=(time, time + 1))
+    assert file_stamps.file_stamp([file]) != first, "the same bytes, written again"
 
 
 def test_the_stamp_of_many_files_is_that_of_their_names_whatever_the_order(

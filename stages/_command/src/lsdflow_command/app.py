@@ -42,7 +42,7 @@ from lsdflow_command.stage import Stage, load_stage
 from lsdflow_contract.chain_link import SUBMISSION_VARIABLE
 from lsdflow_contract.errors import ConfigError, Interrupted, StageError, UsageError, unexpected
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_contract.manifest import read_manifest, require_results_of_chain, tell_later_jobs
+from lsdflow_contract.manifest import read_manifest, record_for_later_jobs, require_results_of_chain
 from lsdflow_contract.model import StrictModel
 
 LOG = logging.getLogger("lsdflow")
@@ -107,7 +107,7 @@ def _verify(stage: StageCommand, experiment: Experiment) -> dict[str, Any]:
     """Verify the stage; in a job of a submission, its result becomes the one that later jobs read."""
     facts = stage.load().verify(experiment)
     if submission := os.environ.get(SUBMISSION_VARIABLE):
-        tell_later_jobs(experiment.layout, submission, [stage.name])
+        record_for_later_jobs(experiment.layout, submission, [stage.name])
     return facts
 
 

@@ -7,7 +7,7 @@ Without the first lock, a second `lsdflow run` with other settings would change 
 hand exclude chains but not each other: they name their inputs in their manifests.
 
 Both sides take their own lock first and then look for the other one, so of two that begin at the same moment, at least
-one notices. A chain tells its stages the id of its lock (`ChainLink`), so they pass.
+one is refused. A chain passes the id of its lock to its stages (`ChainLink`), which therefore may run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def experiment_lock(layout: ExperimentLayout) -> Iterator[None]:
     """
     with folder_lock(layout.runs, CHAIN_IS_RUNNING) as holder:
         require_idle_stages(layout)
-        with ChainLink(str(layout.root.resolve()), holder.id).told():
+        with ChainLink(str(layout.root.resolve()), holder.id).in_environment():
             yield
 
 

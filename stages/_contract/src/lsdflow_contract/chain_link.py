@@ -1,8 +1,8 @@
-"""What a chain of stages tells each stage: its lock, and the identities of the results that the stage may read.
+"""What a stage gets from the chain that runs it: the chain's lock, and the identities of the results it may read.
 
-lsdflow run         $LSDFLOW_CHAIN, set for each stage
-jobs of a cluster   runs/submit/<$LSDFLOW_SUBMISSION>/results/<stage>   written by the job that verifies the stage, and
-                                                                      by `lsdflow submit` for what was finished before
+$LSDFLOW_CHAIN             set by `lsdflow run` for each stage
+$LSDFLOW_SUBMISSION        in jobs of a cluster: the files results/<stage> of this folder in runs/submit/. The job that
+                           verifies a stage writes its file; `lsdflow submit` writes those of earlier stages
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ChainLink:
         return found if text and found.experiment == str(root.resolve()) else cls()
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Tell it to all processes that are started within the block."""
+    def in_environment(self) -> Iterator[None]:
+        """Set it in the environment of all processes that are started within the block."""
         before = os.environ.get(CHAIN_VARIABLE, "")
         os.environ[CHAIN_VARIABLE] = json.dumps(asdict(self))
         try:

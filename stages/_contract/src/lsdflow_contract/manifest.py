@@ -128,8 +128,8 @@ def read_manifest(layout: ExperimentLayout, stage: str) -> Manifest:
     )
 
 
-def tell_later_jobs(layout: ExperimentLayout, submission: str, stages: Sequence[str]) -> None:
-    """Give the jobs of a submission the current results of `stages`, as far as they have readable ones."""
+def record_for_later_jobs(layout: ExperimentLayout, submission: str, stages: Sequence[str]) -> None:
+    """Record the current results of `stages`, where they are readable, for the later jobs of a submission."""
     for stage in stages:
         with suppress(StageError):
             identity = _read(layout.manifest(stage), stage).identity

@@ -17,7 +17,7 @@ EXPORT_RECORD, OME_RECORD, UNFINISHED = "lsdflow_export.json", "zarr.json", ".ex
 
 
 def require_viewable(folder: Path) -> None:
-    """MissingInput (66) if the folder holds neither an experiment nor (as far as file names tell) an export."""
+    """MissingInput (66) if the folder has neither the files of an experiment nor those of an export."""
     marks = ("experiment.toml", EXPORT_RECORD, OME_RECORD)
     if folder.suffix == ".toml" or any((folder / name).is_file() for name in marks):
         return

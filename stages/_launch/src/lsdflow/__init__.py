@@ -39,6 +39,7 @@ def _of_stages(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
     @functools.wraps(function)
     def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        """Call it; NotInstalled if a package that it imports is missing."""
         if "numba" not in sys.modules:  # which looks for its cache once
             use_own_code_cache()
         try:

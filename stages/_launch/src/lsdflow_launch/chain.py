@@ -45,7 +45,7 @@ class Chain:
         for stage in self.stages:
             # What another command makes current meanwhile is not read (see read_manifest).
             earlier = {name: results[name] for name in STAGES[: STAGES.index(stage)] if name in results}
-            with replace(ChainLink.of_caller(layout.root), results=earlier).told():
+            with replace(ChainLink.of_caller(layout.root), results=earlier).in_environment():
                 code = self._call(stage)
             results |= _identity(layout, stage)
             if code:

@@ -223,9 +223,6 @@ def parameters(settings: TrainingSettings) -> dict[str, str]:
     """The settings as flat text: "targets.sigma_nm" = "[24, 24, 24]"; without values that are None, and records."""
     everything = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings) if f.name != "records"}
     everything["unet"] = settings.unet.model_dump(mode="json", exclude_none=True)
-    # "steering" is the name in existing runs, and MLflow cannot rename the parameters of a run that is resumed.
-    stopping, decay = everything.pop("early_stopping"), everything.pop("average_decay")
-    everything["steering"] = {**dataclasses.asdict(stopping), "average_decay": decay}
     return {name: value[:LONGEST_VALUE] for name, value in _flat("", everything)}
 
 

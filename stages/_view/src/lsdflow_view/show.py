@@ -129,6 +129,7 @@ def _until_ended() -> Iterator[Callable[[], None]]:
     ended: SimpleQueue[int] = SimpleQueue()
 
     def wait() -> None:
+        """Return once a signal has come."""
         while ended.empty():
             time.sleep(POLL_S)
 

@@ -63,11 +63,12 @@ def summary_of(passes: Sequence[VolumePass]) -> VolumeSummary:
     """The statistics of a volume whose blocks are all done."""
     summary = VolumeSummary()
     for task in passes:
+        statistics: RawStatistics | LabelStatistics = summary.raw
         if task.content == "labels":
-            summary.labels = LabelStatistics()
+            statistics = summary.labels = LabelStatistics()
             summary.components = _components(task) if task.has_whole_planes else None
         for record in task.marks.records().values():
-            (summary.labels or summary.raw).merge(record["facts"])
+            statistics.merge(record["facts"])
     return summary
 
 

@@ -84,6 +84,7 @@ def estimate(
     known = {name: evidence(name) for name in units}
 
     def of_passes(number: str) -> list[Quantity]:
+        """Return a number of each pass."""
         return [first_known(known[name], number, one, job) for name, one in units.items()]
 
     whole, seconds = _sum_of(units), _at_most(total(of_passes("seconds")), facts.get("max_minutes"))

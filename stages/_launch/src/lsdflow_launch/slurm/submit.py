@@ -23,7 +23,7 @@ from lsdflow_command.completion import one_of
 from lsdflow_command.experiment_lock import require_idle
 from lsdflow_contract.errors import ConfigError, MissingInput, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
-from lsdflow_contract.manifest import tell_later_jobs
+from lsdflow_contract.manifest import record_for_later_jobs
 from lsdflow_launch.chain import BLOCK_STAGES, first_stage, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.container import choose_ask
@@ -121,7 +121,7 @@ def submit_chain(experiment: Experiment, first: str, last: str, *, dry_run: bool
     code = _pipeline(experiment, options, settings, dry_run)
     submission = newest_submission(experiment)
     if code == 0 and not dry_run and submission is not None:
-        tell_later_jobs(experiment.layout, submission.name, STAGES[: STAGES.index(first)])
+        record_for_later_jobs(experiment.layout, submission.name, STAGES[: STAGES.index(first)])
     return code
 
 

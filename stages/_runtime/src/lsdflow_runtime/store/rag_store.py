@@ -201,6 +201,7 @@ def _count_rows(path: Path) -> int:
 
 def _read_nodes(path: Path) -> RagNodes:
     def rows(table: pa.Table) -> tuple[RagNodes, str]:
+        """The nodes of a table, and their checksum."""
         center = np.stack([table[f"center_{axis}"].to_numpy() for axis in "zyx"], axis=1)
         nodes = RagNodes(table["id"].to_numpy(), center, table["size"].to_numpy())
         return nodes, checksum_of_nodes(nodes)
@@ -210,6 +211,7 @@ def _read_nodes(path: Path) -> RagNodes:
 
 def _read_edges(path: Path) -> RagEdges:
     def rows(table: pa.Table) -> tuple[RagEdges, str]:
+        """The edges or faces of a table, and their checksum."""
         u, v = table["u"].to_numpy(), table["v"].to_numpy()
         if "affinity" in table.column_names:
             faces = RagFaces.of(u, v, table["affinity"].to_numpy(), table["count"].to_numpy())
@@ -226,6 +228,7 @@ def _read_edges(path: Path) -> RagEdges:
 
 def _read_overlaps(path: Path) -> Overlaps:
     def rows(table: pa.Table) -> tuple[Overlaps, str]:
+        """The overlaps of a table, and their checksum."""
         overlaps = Overlaps(*(table[name].to_numpy() for name in ("fragment", "truth", "size")))
         return overlaps, checksum_of_overlaps(overlaps)
 

@@ -184,6 +184,7 @@ class _Image:
         target, values_of = self.array(level).open(), self._source(level)
 
         def write(block: Block) -> None:
+            """Write the voxels of a block, read them back, and flush them to disk."""
             values = values_of(block.write)
             target.write(block.write, values)
             read = partial(target.read, block.write)

@@ -118,6 +118,7 @@ def _opened(open_: Callable[[], AbstractContextManager[Write]]) -> Iterator[Bloc
     with open_() as write:
 
         def process(block: Block) -> BlockOutput:
+            """Write a block, for the engine: the pass itself writes and checks its voxels."""
             write(block)
             return BlockOutput()
 
