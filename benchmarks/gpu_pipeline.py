@@ -1,16 +1,25 @@
 """Data and training together, with each pipeline: patches alone, then iterations, and how long they wait for patches.
 
 On a synthetic volume in chunks of 64, with every augmentation of the published training.
+
+    .venv/training/bin/python benchmarks/gpu_pipeline.py [--steps 100] [--step-ms 30]
+
+simulates a GPU on any machine: a step only waits, and all that the GPU does for a patch (cut, deform and change it,
+make its targets) takes no time. The host's part is real: what is drawn, files that are read, queues and threads.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -34,7 +43,8 @@ def pipeline_rows(
     lsd = FrozenLsd(*load_network(bundle, "lsd"))
     for kind, goal, frozen in (("lsd", 20.0, None), ("acrlsd", 6.7, lsd)):
         for pipeline in ("gunpowder", "gpu"):
-            options = {**network, "pipeline": pipeline, "num_workers": max(1, available_cores() - 2)}
+            workers = {"num_workers": max(1, available_cores() - 2)} if pipeline == "gunpowder" else {}
+            options = {**network, "pipeline": pipeline, **workers}
             training = prepared(folder, kind, options, frozen)
             training = replace(training, settings=replace(training.settings, device=device))
             named = (f"{kind}, pipeline {pipeline}", f"raw {training.settings.shapes.raw_vox[0]}")
@@ -120,3 +130,58 @@ def finish(device: torch.device) -> None:
     """Wait for what the device has been asked to do by this thread."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+def simulated_rows(folder: Path, volume_edge: int, steps: int, step_s: float) -> Iterator[tuple[str, float, float]]:
+    """What, share of the time waiting for patches, and milliseconds of the host for each; no data workers anywhere."""
+    make_volume(folder, volume_edge)
+    for profile, elastic in (("tiny", 0.2), ("standard", 1.0)):
+        network = {"num_fmaps": 12, "fmap_inc_factor": 3, "downsample_factors": [[2, 2, 2], [2, 2, 2]]}
+        options = {**network, "input_shape_vox": [84, 84, 84], "elastic_probability": elastic, "num_workers": 0}
+        for pipeline, fits in (("gpu", True), ("gpu", False), ("gunpowder", False)):
+            training = prepared(folder, "mtlsd", {**options, "pipeline": pipeline}, None)
+            where = "in memory" if fits else "read for each patch"
+            yield f"{pipeline}, augmentation of {profile}, volume {where}", *waited(training, fits, steps, step_s)
+
+
+def waited(training: Training, fits: bool, steps: int, step_s: float) -> tuple[float, float]:
+    """(Share of the time spent waiting, milliseconds of the host for one patch) of steps that only wait."""
+    from lsdflow_training.compiled import compile_everything
+    from lsdflow_training.data.device_volumes import DeviceVolume
+    from lsdflow_training.data.pipeline import make_keys
+    from lsdflow_training.data.streams import BatchNumbers, make_stream
+    from lsdflow_training.timing import DataWait, NodeTimes
+
+    compile_everything()
+    wait, times = DataWait(warn=False), NodeTimes()
+    with ExitStack() as simulated:
+        simulated.enter_context(patch.object(DeviceVolume, "crops", lambda *_: {}))
+        simulated.enter_context(patch("lsdflow_training.data.streams.make_patch", lambda *_: None))
+        if not fits:
+            simulated.enter_context(patch("lsdflow_training.data.volume_arrays.free_memory_bytes", lambda: 0))
+        numbers = BatchNumbers(1, 1)
+        stream = simulated.enter_context(make_stream(make_keys(), training.settings, training.sources, numbers, times))
+        for _ in range(steps):
+            with wait:
+                next(stream)
+            time.sleep(step_s)
+    return wait.share or 0.0, 1e3 * sum(times.seconds.values()) / max(times.batches, 1)
+
+
+def main() -> None:
+    """Print the table of the simulation."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--step-ms", type=float, default=30.0)
+    parser.add_argument("--edge", type=int, default=256, help="of the volume, voxels")
+    asked = parser.parse_args()
+    print(f"| no data workers, steps that wait {asked.step_ms:g} ms | waiting for patches | host, ms a patch | goal |")
+    print("|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for what, share, ms in simulated_rows(Path(folder), asked.edge, asked.steps, asked.step_ms / 1e3):
+            goal = f"5 % {'yes' if share <= 0.05 else 'NO'}" if what.endswith("in memory") else ""
+            print(f"| {what} | {100 * share:.1f} % | {ms:.1f} | {goal} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ torch = pytest.importorskip("torch")
 from lsdflow_contract.testing import membrane_raw, voronoi_labels  # noqa: E402
 from lsdflow_training.augmentation import cpu  # noqa: E402
 from lsdflow_training.augmentation import device as on_device  # noqa: E402
-from lsdflow_training.augmentation.description import Noise  # noqa: E402
+from lsdflow_training.augmentation.description import Dice, Noise  # noqa: E402
 from lsdflow_training.augmentation.nodes import elastic_augment, intensity_nodes  # noqa: E402
 from lsdflow_training.settings import Augmentation  # noqa: E402
 
@@ -47,12 +46,6 @@ def a_patch() -> np.ndarray:
     return membrane_raw(voronoi_labels(SHAPE, 12, 0), 0).astype(np.float32) / 255
 
 
-def seeded(seed: int) -> gp.BatchRequest:
-    random.seed(seed)
-    np.random.seed(seed)
-    return gp.BatchRequest(random_seed=seed)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("sections", [True, False])
 @pytest.mark.parametrize("name", CHANGES)
@@ -61,7 +54,7 @@ def test_a_change_is_the_same_on_both(name: str, sections: bool, device) -> None
     (node,) = (node for node in intensity_nodes(gp.ArrayKey("RAW"), how) if type(node).__name__ == name)
     raw = a_patch()
     for seed in range(1, 5):
-        change = node.drawn(SHAPE, seeded(seed))
+        change = node.drawn(SHAPE, seed, Dice.of(seed))
         array = cpu.changed(raw, change)
         tensor = on_device.changed(torch.from_numpy(raw).to(device), change).cpu().numpy()
         if isinstance(change, Noise):  # other random numbers of the same distribution
@@ -93,8 +86,7 @@ def test_noise_follows_from_its_seed_differs_between_voxels_and_stays_within_0_a
 @pytest.mark.gpu
 def test_a_deformation_has_the_same_field_on_both(device) -> None:
     for jitter in (False, True):
-        seeded(1)
-        warp = elastic_augment(ALL, jitter).draw(SHAPE)
+        warp = elastic_augment(ALL, jitter).draw(SHAPE, Dice.of(1))
         np.testing.assert_allclose(
             on_device.fine_field(warp, torch.device(device)).cpu(), cpu.fine_field(warp), atol=1e-4
         )

@@ -16,12 +16,13 @@ from lsdflow_contract.arrays import LABELS, MASK, RAW, MaskState  # noqa: E402
 from lsdflow_contract.errors import ConfigError  # noqa: E402
 from lsdflow_contract.testing import membrane_raw, voronoi_labels  # noqa: E402
 from lsdflow_network.unet import UNet  # noqa: E402
+from lsdflow_training.augmentation.description import GLOBAL_DICE  # noqa: E402
 from lsdflow_training.data import random_location  # noqa: E402
 from lsdflow_training.data.batches import batch_seed, seeded  # noqa: E402
-from lsdflow_training.data.nodes import states_of_labels  # noqa: E402
 from lsdflow_training.data.patch import to_patch  # noqa: E402
 from lsdflow_training.data.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
 from lsdflow_training.data.trained_places import box_sum, has_place, integral_image, random_place  # noqa: E402
+from lsdflow_training.data.volume_arrays import states_of_labels  # noqa: E402
 from lsdflow_training.data.volumes import Source, open_training_volume  # noqa: E402
 from lsdflow_training.settings import training_parameters  # noqa: E402
 from lsdflow_training.step import forward_loss  # noqa: E402
@@ -219,8 +220,8 @@ def test_a_place_is_drawn_from_all_that_qualify() -> None:
         boxes[tuple(at)] = box_sum(integral, at, [a + n for a, n in zip(at, patch, strict=True)])
     fitting = {at for at, count in boxes.items() if count >= 13}
     assert 3 < len(fitting) < 200
-    assert {random_place(integral, patch, first, end, 13) for _ in range(60 * len(fitting))} == fitting
-    assert random_place(integral, patch, first, end, 25) is None
+    assert {random_place(integral, patch, first, end, 13, GLOBAL_DICE) for _ in range(60 * len(fitting))} == fitting
+    assert random_place(integral, patch, first, end, 25, GLOBAL_DICE) is None
     most = max(boxes.values())
     assert has_place(trained, patch, most)
     assert not has_place(trained, patch, most + 1)

@@ -1,8 +1,9 @@
-"""The stream of pipeline = "gpu", on the CPU: batch i is gunpowder's batch i, whoever reads its crops."""
+"""The stream of pipeline = "gpu", on the CPU: batch i is gunpowder's batch i."""
 
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ torch = pytest.importorskip("torch")
 from lsdflow_contract.arrays import MASK, MaskState  # noqa: E402
 from lsdflow_contract.errors import BadData, ConfigError  # noqa: E402
 from lsdflow_training.data.batches import batch_stream  # noqa: E402
-from lsdflow_training.data.device_patches import CropReader  # noqa: E402
+from lsdflow_training.data.draw import Drawer  # noqa: E402
 from lsdflow_training.data.patch import DevicePatch  # noqa: E402
 from lsdflow_training.data.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
-from lsdflow_training.data.streams import SharedBuffers, gpu_stream  # noqa: E402
+from lsdflow_training.data.streams import gpu_stream  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -79,44 +80,23 @@ def test_patch_i_is_the_batch_i_of_gunpowder_with_every_augmentation(prepared, v
     assert whole >= (2 if elastic else 3), "weights are those of gunpowder, bit for bit"
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_the_same_bits_whoever_makes_a_patch_and_whatever_its_stride(prepared, workers: int) -> None:
+def test_a_patch_has_the_same_bits_whatever_the_stride(prepared) -> None:
     training, keys = prepared("mtlsd", elastic_probability=0.7), make_keys()
-    here = device_patches(training, keys, 5)
-    there = device_patches(training, keys, 2, first=3, stride=2, num_workers=workers, cache_size=3)
+    here, there = device_patches(training, keys, 5), device_patches(training, keys, 2, first=3, stride=2)
     for a, b in zip(here[2::2], there, strict=True):
-        for one, other in zip(a.tensors(), b.tensors(), strict=True):
-            assert torch.equal(one, other)
+        assert all(torch.equal(one, other) for one, other in zip(a.tensors(), b.tensors(), strict=True))
     assert not torch.equal(here[0].patch.raw, here[1].patch.raw)
 
 
-def test_crops_larger_than_a_buffer_go_through_the_pipe(prepared, monkeypatch) -> None:
-    from lsdflow_training.data import streams as module
-
-    training, keys = prepared("affinities"), make_keys()
-    here = device_patches(training, keys, 2)
-    monkeypatch.setattr(module, "_buffer_bytes", lambda _settings: 1)
-    there = device_patches(training, keys, 2, num_workers=1)
-    assert all(torch.equal(a.patch.raw, b.patch.raw) for a, b in zip(here, there, strict=True))
-
-
-def test_slots_are_overwritten_in_turn_and_no_sooner() -> None:
-    buffers = SharedBuffers(2, 10)
-    places = [buffers.write({"raw": np.full((2, 3), number)}) for number in range(3)]
-    assert [int(buffers.view(place["raw"])[1, 2]) for place in places] == [2, 1, 2]
-    assert buffers.write({"raw": np.zeros(buffers.size + 1, np.uint8)}) is None
-
-
-def test_the_error_of_a_worker_is_reported_by_the_stream(prepared, monkeypatch) -> None:
+def test_an_error_of_the_draw_is_reported_by_the_stream(prepared, monkeypatch) -> None:
     from lsdflow_training.data import random_location
 
     monkeypatch.setattr(random_location, "MAX_TRIES", 50)
     training = prepared("affinities", elastic_probability=0.0)
     volume = training.sources[0].volume
     write_zarr2(volume.path, MASK.dataset, np.zeros((40, 40, 40), np.uint8), volume.voxel_size_nm, (0.0, 0.0, 0.0))
-    for workers in (0, 1):
-        with pytest.raises(BadData, match="no place found"):
-            device_patches(training, make_keys(), 1, num_workers=workers)
+    with pytest.raises(BadData, match="no place found"):
+        device_patches(training, make_keys(), 1)
 
 
 class Unknown(gp.BatchFilter):
@@ -129,7 +109,7 @@ def test_a_node_without_a_counterpart_on_the_device_is_refused_not_left_out(prep
     slab = gp.IntensityAugment(keys.raw, 0.9, 1.1, -0.1, 0.1, slab=(2, -1, -1))
     for node in (Unknown(), slab):
         with pytest.raises(ConfigError) as caught:
-            CropReader(pipeline + node, keys, batch_request(keys, training.settings))
+            Drawer(pipeline + node, keys, batch_request(keys, training.settings))
         assert caught.value.found == type(node).__name__
 
 
@@ -149,28 +129,27 @@ def test_changed_intensities_are_those_of_the_gunpowder_pipeline(prepared, aniso
         np.testing.assert_array_equal(found.patch.targets["affs"][0], wanted[keys.affs].data)
 
 
-def test_noise_has_gunpowders_deviation_and_the_same_bits_from_any_worker(prepared) -> None:
+def test_noise_has_gunpowders_deviation_and_the_same_bits_again(prepared) -> None:
     quiet = prepared("affinities", elastic_probability=0.0, noise_probability=1e-12)
     noisy = prepared("affinities", elastic_probability=0.0, noise_probability=1.0, noise_std=0.05)
     keys = make_keys()
     here, plain = device_patches(noisy, keys, 2), device_patches(quiet, keys, 2)
-    there = device_patches(noisy, keys, 2, num_workers=1)
+    there = device_patches(noisy, keys, 2)
     for patch, same, without in zip(here, there, plain, strict=True):
         assert torch.equal(patch.patch.raw, same.patch.raw)
         middle = without.patch.raw.abs() < 0.5
         assert (patch.patch.raw - without.patch.raw)[middle].std().item() == pytest.approx(2 * 0.05, rel=0.1)
 
 
-def test_the_worker_works_on_no_voxel_of_the_patch(prepared, monkeypatch) -> None:
-    """It reads and draws: deforming and describing are left to the device."""
-    from lsdflow_training.augmentation import cpu
-    from lsdflow_training.targets import lsd_node
-
-    def never(*_arguments: object, **_options: object) -> None:
-        raise AssertionError("computed in a worker")
-
-    training, keys = prepared("mtlsd", elastic_probability=1.0), make_keys()
-    for module, name in ((cpu, "_gather_linear"), (cpu, "_gather_nearest")):
-        monkeypatch.setattr(module, name, never)
-    monkeypatch.setattr(lsd_node, "local_shape_descriptors", never)
-    assert len(device_patches(training, keys, 2)) == 2
+def test_a_draw_is_not_changed_by_random_numbers_of_other_threads(prepared, monkeypatch) -> None:
+    """MLflow's client, for example, draws from the numbers that all share."""
+    training, keys = prepared("affinities", elastic_probability=1.0, noise_probability=0.5), make_keys()
+    settings = training.settings
+    drawer = Drawer(training_pipeline(keys, settings, training.sources), keys, batch_request(keys, settings))
+    wanted = drawer.draw(7)
+    for module in (random, np.random):
+        for name in ("random", "seed", "randint", "normal", "uniform", "choice"):
+            monkeypatch.setattr(module, name, lambda *_a, **_k: pytest.fail("numbers that all share"), raising=False)
+    found = drawer.draw(7)
+    assert found.boxes == wanted.boxes
+    assert np.array_equal(found.steps[0].coarse, wanted.steps[0].coarse)

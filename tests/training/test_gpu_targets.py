@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from gunpowder.nodes.add_affinities import seg_to_affgraph  # noqa: E402
 
 from lsdflow_contract.geometry import Box  # noqa: E402
-from lsdflow_training.data.device_patches import to_device  # noqa: E402
+from lsdflow_training.data.device_volumes import to_device  # noqa: E402
 from lsdflow_training.targets import boundaries  # noqa: E402
 from lsdflow_training.targets.torch_targets import affinities, balanced, grow_boundary  # noqa: E402
 

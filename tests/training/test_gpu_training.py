@@ -46,7 +46,7 @@ def test_it_learns(prepared, tmp_path) -> None:
     assert loss[-10:].mean() < 0.9 * loss[:5].mean()
 
 
-def test_resumed_training_is_bit_identical_whoever_reads_the_crops(prepared, tmp_path) -> None:
+def test_resumed_training_is_bit_identical(prepared, tmp_path) -> None:
     training = prepared("mtlsd", pipeline="gpu", schedule="constant", elastic_probability=0.5)
     run(training, tmp_path / "whole", max_iteration=4)
     for maximum, workers in ((1, 0), (3, 2), (4, 1)):

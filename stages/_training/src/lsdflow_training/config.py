@@ -198,14 +198,15 @@ class TrainingConfig(DistributedConfig, RegularizationConfig, RecordsConfig):
         default=None,
         ge=0,
         le=1024,
-        description="processes that prepare training patches; 0 = none (default: half of the cores)",
+        description="processes that prepare training patches; 0 = none (default: half of the cores; none with "
+        'pipeline = "gpu", where they are threads that read volumes which do not fit in memory)',
     )
     # Bounds the host's memory: large patches of many channels need fewer of them at once.
     cache_size: int = Field(default=40, ge=1, le=10_000, description="number of patches prepared in advance")
     pipeline: DataPath = Field(
         default="gunpowder",
-        description="gunpowder: num_workers processes prepare the patches; gpu: they only read, and the training "
-        "device augments the patches (same result up to rounding)",
+        description="gunpowder: num_workers processes prepare the patches; gpu: the training device does, from volumes "
+        "in its memory (same result up to rounding), and needs no workers",
     )
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="CPU threads of the training (default: all cores)"

@@ -139,6 +139,8 @@ def _raw_input(lsd: Bundle, unet: UNetSpec, affinity_input_vox: Vox3) -> Vox3:
 def _workers_and_threads(config: TrainingConfig, sharing: int) -> tuple[int, int]:
     """Workers and threads of each of the processes that share these cores."""
     cores = max(1, available_cores() // sharing)
+    if config.pipeline == "gpu":
+        return _or(config.num_workers, 0), _or(config.threads, cores)
     workers = _or(config.num_workers, max(1, min(cores // 2, 10)))
     if config.mlflow is not None:  # its client uses the random numbers of this process, in a thread
         workers = max(1, workers)

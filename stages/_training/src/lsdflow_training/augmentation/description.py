@@ -1,6 +1,6 @@
 """What is drawn for the augmentation of a patch: one description for both executors.
 
-    nodes.py    draws the steps and changes of a patch, as gunpowder nodes
+    nodes.py    draws the steps and changes of a patch, as gunpowder nodes; data/draw.py without gunpowder
     cpu.py      applies them to arrays, in the gunpowder pipeline
     device.py   applies them to tensors, on the training device
 
@@ -11,9 +11,11 @@ its surroundings.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,31 @@ Field = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.float32]
 ARTIFACT_EDGE = 0.25  # width of the soft edge, as a fraction of the artefact's radius
 ARTIFACT_RADIUS = (0.125, 0.5)  # range, as a fraction of the section's edges
+
+
+class Dice(NamedTuple):
+    """Sources of random numbers: `random` and `numpy.random`, which gunpowder seeds at each node, or own objects.
+
+    Own ones are not touched by other threads.
+    """
+
+    plain: Any
+    arrays: Any
+
+    @classmethod
+    def of(cls, seed: int) -> Dice:
+        """The random numbers that a node draws which gunpowder calls with this seed."""
+        return cls(random.Random(seed), np.random.RandomState(seed))  # noqa: S311
+
+
+GLOBAL_DICE = Dice(random, np.random)
+
+
+def moved_seed(seed: int, times: int) -> int:
+    """The seed of a gunpowder request that was copied so many times; each copy has a seed of its own."""
+    for _ in range(times):
+        seed = hash((seed + 1) ** 2) % 2**32
+    return seed
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Augmentation on the training device: apply deformations, and changes of the intensities, to tensors.
 
-A worker draws each deformation on the coarse grid on which gunpowder makes it (every 8th voxel); the device upsamples
-it and gathers the voxels. Raw is interpolated linearly; labels and mask use the nearest voxel, once per deformation.
+Each deformation is drawn on the coarse grid on which gunpowder makes it (every 8th voxel); the device upsamples it
+and gathers the voxels. Raw is interpolated linearly; labels and mask use the nearest voxel, once per deformation.
 
 The values are those of cpu.py up to rounding, apart from the noise: its values differ between devices.
 """
@@ -9,6 +9,7 @@ The values are those of cpu.py up to rounding, apart from the noise: its values 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,18 +54,17 @@ def apply_step(step: Step, volumes: Volumes) -> Volumes:
 
 def fine_field(warp: Warp, device: torch.device) -> Tensor:
     """Field (3, z, y, x), float32: source position of each of its voxels in the box, in voxels."""
-    coarse = torch.from_numpy(warp.coarse).to(device, non_blocking=True)
+    coarse = _sent(warp.coarse, device)
     field = functional.interpolate(coarse[None], size=warp.shape_vox, mode="trilinear", align_corners=True)[0]
     if warp.section_shifts_vox is not None:
-        shifts = torch.from_numpy(warp.section_shifts_vox).to(device, non_blocking=True)
+        shifts = _sent(warp.section_shifts_vox, device)
         field[1:] += shifts.t()[:, :, None, None]
     return field
 
 
 def gather_linear(source: Tensor, field: Tensor) -> Tensor:
     """Trilinear interpolation of source (z, y, x) for each voxel of the field, float32; outside: the nearest edge."""
-    longest = torch.tensor([max(n - 1, 1) for n in source.shape], dtype=field.dtype)
-    scale = (2 / longest).to(field.device, non_blocking=True)
+    scale = _sent([2 / max(n - 1, 1) for n in source.shape], field.device)
     grid = torch.addcmul(field.new_full((), -1), field, scale[:, None, None, None])
     grid = grid.flip(0).movedim(0, -1)[None]  # grid_sample requires x, y, z in [-1, 1]
     source = source.contiguous()[None, None]
@@ -87,8 +87,12 @@ def _taken(source: Tensor, places: Tensor, shape_vox: Vox3) -> Tensor:
 
 def _cut(field: Tensor, region: Region) -> Tensor:
     part = field[(slice(None), *region.target.slices())]
-    begin = torch.tensor(region.source_begin_vox, dtype=part.dtype).to(part.device, non_blocking=True)
-    return part - begin[:, None, None, None]
+    return part - _sent(region.source_begin_vox, part.device)[:, None, None, None]
+
+
+def _sent(values: Any, device: torch.device) -> Tensor:
+    """The numbers as float32 on the device; no work that the device has queued is waited for."""
+    return torch.as_tensor(values, dtype=torch.float32).to(device, non_blocking=True)
 
 
 def changed(raw: Tensor, change: Change) -> Tensor:
@@ -124,7 +128,7 @@ def damaged(raw: Tensor, damages: Damages) -> Tensor:
 
 
 def _along_z(values: Numbers, raw: Tensor) -> Tensor:
-    return torch.as_tensor(values, dtype=raw.dtype).to(raw.device)[:, None, None]
+    return _sent(values, raw.device)[:, None, None]
 
 
 def _with_blur(raw: Tensor, blurring: Blurring) -> Tensor:
@@ -140,7 +144,7 @@ def _blurred_along(raw: Tensor, sigma_vox: float, axis: int) -> Tensor:
     reach = int(BLUR_REACH * sigma_vox + 0.5)
     offsets = torch.arange(-reach, reach + 1, dtype=torch.float64)
     weights = torch.exp(-0.5 * (offsets / sigma_vox) ** 2)
-    kernel = (weights / weights.sum()).to(raw.device, raw.dtype)
+    kernel = _sent(weights / weights.sum(), raw.device)
     lines = raw.movedim(axis, -1)
     flat = functional.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode="replicate")
     return functional.conv1d(flat, kernel[None, None]).reshape(lines.shape).movedim(-1, axis)
@@ -159,7 +163,7 @@ def _pale(raw: Tensor, z: int, damages: Damages) -> Tensor:
 
 def _covered(raw: Tensor, z: int, damages: Damages) -> Tensor:
     covers = damages.artifacts[z]
-    alpha = torch.from_numpy(opacity(covers, raw.shape[1:])).to(raw.device)
+    alpha = _sent(opacity(covers, raw.shape[1:]), raw.device)
     content = raw[covers.section].flip(0, 1).roll(covers.moved_vox, (0, 1))
     return raw[z] * (1 - alpha) + content * alpha
 

@@ -1,13 +1,12 @@
 """gunpowder nodes that augment a patch: each draws what is in description.py, and applies it on the CPU.
 
-All draw with the seed of the request, so a batch number gives the same batch in any process. The device path replaces
-their `process`, see data/device_patches.py.
+All draw with the seed of the request, so a batch number gives the same batch in any process. For a training device,
+data/draw.py asks the same nodes for what they draw.
 """
 
 from __future__ import annotations
 
 import math
-import random  # gunpowder draws from this module, so it is seeded for each batch
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -18,11 +17,13 @@ import numpy as np
 from lsdflow_contract.geometry import Vox3
 from lsdflow_training.augmentation.cpu import changed, fine_field, gather_linear, gather_nearest
 from lsdflow_training.augmentation.description import (
+    GLOBAL_DICE,
     Blurring,
     Change,
     Contrast,
     Damage,
     Damages,
+    Dice,
     Exponents,
     Field,
     Noise,
@@ -42,33 +43,43 @@ class ElasticAugment(gp.ElasticAugment):  # type: ignore[misc]
 
     def _ElasticAugment__create_transformation(self, shape: Vox3) -> Field:  # noqa: N802  (replaces a private method)
         """The field of one patch, as in gunpowder."""
-        return fine_field(self.draw(shape))
+        return fine_field(self.draw(shape, GLOBAL_DICE))
 
-    def draw(self, shape: Vox3) -> Warp:
+    def draw(self, shape: Vox3, dice: Dice) -> Warp:
         """The deformation of a patch of this shape, drawn as in gunpowder."""
         shape = (int(shape[0]), int(shape[1]), int(shape[2]))
-        return Warp(shape, self._draw_coarse_field(shape), self._draw_section_shifts(shape[0]))
+        return Warp(shape, self._draw_coarse_field(shape, dice), self._draw_section_shifts(shape[0], dice))
 
-    def _draw_coarse_field(self, shape: Vox3) -> Field:
+    def _draw_coarse_field(self, shape: Vox3, dice: Dice) -> Field:
         """Jitter and rotation of a patch of this shape at every `subsample`-th voxel."""
-        random.random()  # noqa: S311  (gunpowder draws a scale, here always 1: keeps the sequence of random numbers)
+        dice.plain.random()  # gunpowder draws a scale, here always 1: keeps the sequence of random numbers
         field: Field = augment.create_identity_transformation(shape, subsample=self.subsample)
         if sum(self.jitter_sigma) > 0:
-            field += augment.create_elastic_transformation(
-                shape, self.control_point_spacing, self.jitter_sigma, subsample=self.subsample
-            )
-        rotation = random.random() * self.rotation_max_amount + self.rotation_start  # noqa: S311
+            sizes = zip(shape, self.control_point_spacing, strict=True)
+            moved = np.zeros((3, *(max(1, round(n / spacing)) for n, spacing in sizes)), np.float32)
+            for points, sigma in zip(moved, self.jitter_sigma, strict=True):
+                if sigma > 0:
+                    points[...] = dice.arrays.normal(scale=sigma, size=points.shape)
+            field += augment.upscale_transformation(moved, field.shape[1:], interpolate_order=3)
+        rotation = dice.plain.random() * self.rotation_max_amount + self.rotation_start
         if rotation != 0:
             field += augment.create_rotation_transformation(shape, rotation, subsample=self.subsample)
         return field
 
-    def _draw_section_shifts(self, sections: int) -> Field | None:
+    def _draw_section_shifts(self, sections: int, dice: Dice) -> Field | None:
         """Slips and shifts of sections, (sections, 2) voxels y, x; None if both are disabled."""
         if self.prob_slip + self.prob_shift == 0:
             return None
-        column = np.zeros((3, sections, 1, 1), np.float32)
-        self._ElasticAugment__misalign(column)
-        return np.ascontiguousarray(column[1:, :, 0, 0].T)
+        shifts = np.zeros((sections, 2), np.float32)
+        for z in range(sections):
+            number = dice.plain.random()
+            if number <= self.prob_slip + self.prob_shift:
+                far = [self.max_misalign - dice.plain.randint(0, 2 * int(self.max_misalign)) for _ in range(2)]
+                if number <= self.prob_slip:
+                    shifts[z] = far
+                else:
+                    shifts[z:] += np.array(far, np.float32)
+        return shifts
 
     def process(self, batch: gp.Batch, request: gp.BatchRequest) -> None:
         """Deform every 3-D array of the batch in place, with linear interpolation if it allows it, else nearest."""
@@ -105,34 +116,42 @@ class IntensityNode(InPlaceFilter):
         """Change raw."""
         array = batch[self.keys[0]]
         raw = array.data.astype(np.float32, copy=False)
-        array.data = changed(raw, self.drawn(raw.shape, request))
+        array.data = changed(raw, self.drawn(raw.shape, request.random_seed, GLOBAL_DICE))
 
-    def drawn(self, shape: Sequence[int], request: gp.BatchRequest) -> Change:
-        """The change of a patch of this shape (z, y, x)."""
+    def skip_node(self, _request: gp.BatchRequest) -> bool:
+        """Skip the patches that are not changed."""
+        return self.skips(GLOBAL_DICE)
+
+    def skips(self, _dice: Dice) -> bool:
+        """Whether a patch is not changed."""
+        return False
+
+    def drawn(self, shape: Sequence[int], seed: int, dice: Dice) -> Change:
+        """The change of a patch of this shape (z, y, x). seed: that of the request."""
         raise NotImplementedError
 
 
 class IntensityAugment(IntensityNode):
     """Contrast and brightness, drawn as gunpowder's IntensityAugment draws them: for the patch, or for each section."""
 
-    def drawn(self, shape: Sequence[int], _request: gp.BatchRequest) -> Contrast:
+    def drawn(self, shape: Sequence[int], _seed: int, dice: Dice) -> Contrast:
         """A scale and a shift in their ranges."""
         count = shape[0] if self.augmentation.intensity_per_section else 1
         ranges = (self.augmentation.intensity_scale, self.augmentation.intensity_shift)
-        scales, shifts = np.array([[np.random.uniform(*ends) for ends in ranges] for _ in range(count)]).T
+        scales, shifts = np.array([[dice.arrays.uniform(*ends) for ends in ranges] for _ in range(count)]).T
         return Contrast(scales, shifts)
 
 
 class NoiseAugment(IntensityNode):
     """Gaussian noise in some patches, drawn as gunpowder's NoiseAugment draws it."""
 
-    def skip_node(self, _request: gp.BatchRequest) -> bool:
+    def skips(self, dice: Dice) -> bool:
         """Skip the patches without noise."""
-        return random.random() > self.augmentation.noise_probability  # noqa: S311
+        return bool(dice.plain.random() > self.augmentation.noise_probability)
 
-    def drawn(self, _shape: Sequence[int], request: gp.BatchRequest) -> Noise:
+    def drawn(self, _shape: Sequence[int], seed: int, _dice: Dice) -> Noise:
         """Noise with the seed of the request."""
-        return Noise(self.augmentation.noise_std, request.random_seed)
+        return Noise(self.augmentation.noise_std, seed)
 
 
 class SaltedNode(IntensityNode):
@@ -140,9 +159,9 @@ class SaltedNode(IntensityNode):
 
     salt: ClassVar[int]
 
-    def drawn(self, shape: Sequence[int], request: gp.BatchRequest) -> Change:
+    def drawn(self, shape: Sequence[int], seed: int, _dice: Dice) -> Change:
         """The change, drawn with the seed of the request."""
-        return self.draw(shape, np.random.default_rng((request.random_seed, self.salt)))
+        return self.draw(shape, np.random.default_rng((seed, self.salt)))
 
     def draw(self, shape: Sequence[int], generator: np.random.Generator) -> Change:
         """Draw the change; see `drawn`."""

@@ -1,17 +1,73 @@
-"""Small gunpowder nodes: padding, mask states, ids, boundaries, validation slab, trained voxels, incomplete labels.
+"""Small gunpowder nodes: volumes, ids, boundaries, trained voxels.
 
 They are used in pipeline.py; each class documents how it changes the arrays of a batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import gunpowder as gp
 import numpy as np
-import numpy.typing as npt
+from gunpowder.profiling import Timing
 
 from lsdflow_contract.arrays import MaskState
-from lsdflow_contract.geometry import Box
+from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_training.augmentation.description import GLOBAL_DICE, moved_seed
+from lsdflow_training.data.volume_arrays import Name, VolumeArrays
 from lsdflow_training.targets.boundaries import compact_ids, grow_boundary
+
+# gunpowder moves the seed of a request on at each node. This one stands for five nodes of gunpowder's (normalize,
+# restrict, pad three arrays) and moves it as they would, so that intensities are drawn as in the published pipeline.
+MOVES_OF_THE_SEED = 10
+
+
+class VolumeSource(gp.BatchProvider):  # type: ignore[misc]
+    """Provides raw (float32, 0 to 1), labels and mask of a volume, with 0 around them.
+
+    padding_vox: how far around labels and mask a region may reach; None: as around raw, without limit.
+    """
+
+    def __init__(self, names: dict[gp.ArrayKey, Name], arrays: VolumeArrays, padding_vox: Vox3 | None) -> None:
+        self.names, self.arrays, self.padding_vox = names, arrays, padding_vox
+
+    def setup(self) -> None:
+        """Announce the arrays."""
+        for key, name in self.names.items():
+            roi = gp.Roi((None,) * 3, (None,) * 3)
+            if self.padding_vox is not None and name != "raw":
+                box = self.arrays.boxes[name].grow(self.padding_vox)
+                roi = gp.Roi(box.begin_vox, box.shape_vox)
+            dtype = np.float32 if name == "raw" else self.arrays.dtypes[name]
+            self.provides(key, gp.ArraySpec(roi, gp.Coordinate(1, 1, 1), name == "raw", False, dtype))
+
+    def provide(self, request: gp.BatchRequest) -> gp.Batch:
+        """The requested regions."""
+        timing = Timing(self)
+        timing.start()
+        batch = gp.Batch()
+        for key, wanted in request.array_specs.items():
+            data = self.arrays.read(self.names[key], as_box(wanted.roi))
+            spec = self.spec[key].copy()
+            spec.roi = wanted.roi
+            batch[key] = gp.Array(data.astype(np.float32) * self.arrays.scale if spec.interpolatable else data, spec)
+        for source_of_numbers in GLOBAL_DICE:
+            source_of_numbers.seed(moved_seed(request.random_seed, MOVES_OF_THE_SEED - 1))
+        timing.stop()
+        batch.profiling_stats.add(timing)
+        return batch
+
+
+def as_box(roi: gp.Roi) -> Box:
+    """The voxels of a region, whose voxels are units."""
+    return Box(as_vox3(roi.begin), as_vox3(roi.shape))
+
+
+def as_vox3(values: Iterable[Any]) -> Vox3:
+    """Three numbers as a position or a shape."""
+    z, y, x = (int(value) for value in values)
+    return z, y, x
 
 
 class InPlaceFilter(gp.BatchFilter):  # type: ignore[misc]
@@ -33,54 +89,6 @@ class InPlaceFilter(gp.BatchFilter):  # type: ignore[misc]
             if key in request:
                 needed[key] = request[key].copy()
         return needed
-
-
-class Pad(gp.Pad):  # type: ignore[misc]
-    """gunpowder's Pad with 0, also for regions that are completely outside the volume (where gunpowder's fails)."""
-
-    def prepare(self, request: gp.BatchRequest) -> gp.BatchRequest | None:
-        """Require the part of the region that is within the volume, or an empty region."""
-        if self.key not in request:
-            return None
-        upstream = self.get_upstream_provider().spec[self.key].roi
-        within = request[self.key].roi.intersect(upstream)
-        # gunpowder merges the returned region with the request, so the request itself must shrink
-        request[self.key].roi = gp.Roi(upstream.offset, (0,) * upstream.dims) if within.empty else within
-        needed = gp.BatchRequest()
-        needed[self.key] = request[self.key]
-        return needed
-
-    def process(self, batch: gp.Batch, request: gp.BatchRequest) -> None:
-        """The requested region, with 0 around the volume."""
-        if self.key in request and batch[self.key].data.size == 0:
-            array = batch[self.key]
-            array.data = np.zeros(request[self.key].roi.shape, array.data.dtype)
-            array.spec.roi = request[self.key].roi
-        else:
-            super().process(batch, request)
-
-
-class RestrictMask(InPlaceFilter):
-    """Set the mask outside `inside` or within `outside` (voxel boxes) to IGNORE: separates the validation slab."""
-
-    def __init__(self, mask: gp.ArrayKey, inside: Box | None = None, outside: Box | None = None) -> None:
-        super().__init__(mask)
-        self.inside, self.outside = inside, outside
-
-    def process(self, batch: gp.Batch, _request: gp.BatchRequest) -> None:
-        """Set the mask (u8) in place."""
-        for key in self.keys:
-            array = batch[key]
-            box = Box(tuple(array.spec.roi.begin), tuple(array.spec.roi.shape))
-            data = np.array(array.data)
-            if self.inside is not None:
-                kept = np.zeros_like(data)
-                slices = box.intersect(self.inside).slices(box.begin_vox)
-                kept[slices] = data[slices]
-                data = kept
-            if self.outside is not None and not box.intersect(self.outside).is_empty:
-                data[box.intersect(self.outside).slices(box.begin_vox)] = MaskState.IGNORE
-            array.data = data
 
 
 class CompactIds(InPlaceFilter):
@@ -166,89 +174,3 @@ def _with_roi(request: gp.BatchRequest, key: gp.ArrayKey, roi: gp.Roi) -> gp.Arr
     if key in request:
         return gp.ArraySpec(roi=request[key].roi.union(roi))
     return gp.ArraySpec(roi=roi.copy())
-
-
-class AllTrained(gp.BatchFilter):  # type: ignore[misc]
-    """Mask of a volume without one: TRAIN everywhere."""
-
-    def __init__(self, mask: gp.ArrayKey, spec: gp.ArraySpec) -> None:
-        self.mask, self.mask_spec = mask, spec
-
-    def setup(self) -> None:
-        """Announce the mask."""
-        self.enable_autoskip()
-        self.provides(self.mask, self.mask_spec)
-
-    def prepare(self, _request: gp.BatchRequest) -> gp.BatchRequest:
-        """Require nothing."""
-        return gp.BatchRequest()
-
-    def process(self, _batch: gp.Batch, request: gp.BatchRequest) -> gp.Batch:
-        """The mask, u8, TRAIN everywhere."""
-        spec = self.mask_spec.copy()
-        spec.roi = request[self.mask].roi
-        outputs = gp.Batch()
-        outputs[self.mask] = gp.Array(np.full(spec.roi.shape, MaskState.TRAIN, np.uint8), spec)
-        return outputs
-
-
-Labels = npt.NDArray[np.unsignedinteger]
-States = npt.NDArray[np.uint8]
-
-
-def states_of_labels(labels: Labels, states: States, ignore_ids: tuple[int, ...], sparse: bool) -> States:
-    """Mask states (same shape) with ignore_ids, and if `sparse` TRAIN voxels without a label, set to IGNORE."""
-    ignored = np.isin(labels, np.array(ignore_ids, labels.dtype))
-    if sparse:
-        ignored |= (labels == 0) & (states == MaskState.TRAIN)
-    return np.where(ignored, np.uint8(MaskState.IGNORE), states)
-
-
-class LabelStates(gp.BatchFilter):  # type: ignore[misc]
-    """Update the mask of a volume from its labels, see `states_of_labels`; ignored ids become label 0.
-
-    Must come before RandomLocation, which requests the whole mask to choose places by the voxels that are trained.
-    """
-
-    def __init__(self, labels: gp.ArrayKey, mask: gp.ArrayKey, ignore_ids: tuple[int, ...], sparse: bool) -> None:
-        self.labels, self.mask, self.ignore_ids, self.sparse = labels, mask, ignore_ids, sparse
-
-    def setup(self) -> None:
-        """Announce that labels and mask are updated."""
-        self.enable_autoskip()
-        for key in (self.labels, self.mask):
-            self.updates(key, self.spec[key])
-
-    def prepare(self, request: gp.BatchRequest) -> gp.BatchRequest:
-        """Require the labels wherever they exist and the mask is requested."""
-        needed = gp.BatchRequest()
-        rois = [request[self.labels].roi] if self.labels in request else []
-        if self.mask in request:
-            needed[self.mask] = request[self.mask].copy()
-            rois.append(request[self.mask].roi.intersect(self.spec[self.labels].roi))
-        rois = [roi for roi in rois if not roi.empty]
-        if rois:
-            needed[self.labels] = gp.ArraySpec(roi=rois[0].union(rois[-1]))
-        return needed
-
-    def process(self, batch: gp.Batch, _request: gp.BatchRequest) -> gp.Batch:
-        """The updated mask (u8) and labels."""
-        outputs = gp.Batch()
-        labels = batch[self.labels] if self.labels in batch.arrays else None
-        if self.mask in batch.arrays:
-            outputs[self.mask] = self._states(batch[self.mask], labels)
-        if labels is not None:
-            kept = np.isin(labels.data, np.array(self.ignore_ids, labels.data.dtype), invert=True)
-            outputs[self.labels] = gp.Array(
-                np.where(kept, labels.data, 0).astype(labels.data.dtype), labels.spec.copy()
-            )
-        return outputs
-
-    def _states(self, mask: gp.Array, labels: gp.Array | None) -> gp.Array:
-        """The mask states, with label 0 outside the labels."""
-        around = np.zeros(mask.data.shape, np.uint64)
-        if labels is not None:
-            common = mask.spec.roi.intersect(labels.spec.roi)
-            if not common.empty:
-                around[(common - mask.spec.roi.begin).get_bounding_box()] = labels.crop(common).data
-        return gp.Array(states_of_labels(around, mask.data, self.ignore_ids, self.sparse), mask.spec.copy())

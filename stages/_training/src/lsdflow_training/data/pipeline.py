@@ -1,6 +1,6 @@
 """The gunpowder pipeline of LSD and affinity training: from volumes to one augmented patch with its targets.
 
-    per volume:  ZarrSource - (LabelStates) - Normalize - RestrictMask - Pad - RandomLocation
+    per volume:  VolumeSource - RandomLocation
     then:        RandomProvider - ElasticAugment 1 - SimpleAugment - ElasticAugment 2
                  - (Blur - Gamma) - IntensityAugment - (NoiseAugment - DamagedSections)
                  - CompactIds - ApplyBackground - GrowBoundary - AddLsdTargets
@@ -20,22 +20,12 @@ from dataclasses import dataclass
 
 import gunpowder as gp
 
-from lsdflow_contract.arrays import LABELS, MASK, RAW
-from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_contract.geometry import Vox3
 from lsdflow_training.augmentation.nodes import elastic_augment, intensity_nodes
-from lsdflow_training.data.nodes import (
-    AllTrained,
-    ApplyBackground,
-    CompactIds,
-    GrowBoundary,
-    LabelStates,
-    Pad,
-    RestrictMask,
-    TrainedVoxels,
-)
-from lsdflow_training.data.random_location import RandomLocation
+from lsdflow_training.data.nodes import ApplyBackground, CompactIds, GrowBoundary, TrainedVoxels, VolumeSource
+from lsdflow_training.data.random_location import Places, RandomLocation
+from lsdflow_training.data.volume_arrays import Name, VolumeArrays, open_arrays
 from lsdflow_training.data.volumes import Source as Source  # noqa: PLC0414 (the trainer imports it from here)
-from lsdflow_training.data.volumes import TrainingVolume
 from lsdflow_training.settings import Augmentation, Targets, TrainingSettings
 from lsdflow_training.targets.lsd_node import AddLsdTargets
 
@@ -53,6 +43,11 @@ class Keys:
     affs: gp.ArrayKey
     affs_mask: gp.ArrayKey
     affs_weight: gp.ArrayKey
+
+    @property
+    def read(self) -> dict[gp.ArrayKey, Name]:
+        """The arrays that are read, by their names in a volume."""
+        return {self.raw: "raw", self.labels: "labels", self.mask: "mask"}
 
 
 def make_keys() -> Keys:
@@ -80,18 +75,15 @@ def batch_request(keys: Keys, settings: TrainingSettings, at_vox: Vox3 | None = 
 
 
 def training_pipeline(keys: Keys, settings: TrainingSettings, sources: Sequence[Source]) -> gp.Pipeline:
-    """Random augmented patches from all volumes."""
+    """Random augmented patches from all volumes, of which those that fit are read into memory now."""
     padding = labels_padding_vox(settings)
     branches = tuple(
-        volume_source(keys, source.volume, settings.targets, padding, outside=source.validation)
+        VolumeSource(keys.read, arrays, padding)
         + RandomLocation(
-            settings.min_masked,
+            Places(arrays, padding, settings.min_masked, settings.shapes.output_vox, settings.targets.sparse_labels),
             keys.mask,
-            settings.shapes.output_vox,
-            source.volume.name,
-            settings.targets.sparse_labels,
         )
-        for source in sources
+        for arrays in open_arrays(sources, settings.targets)
     )
     pipeline = branches + gp.RandomProvider(probabilities=[source.probability for source in sources])
     for node in augmentation_nodes(keys, settings.augmentation):
@@ -101,43 +93,9 @@ def training_pipeline(keys: Keys, settings: TrainingSettings, sources: Sequence[
 
 def validation_pipeline(keys: Keys, settings: TrainingSettings, source: Source) -> gp.Pipeline:
     """Patches of one volume at given places, not augmented; everything outside the validation slab is masked out."""
-    pipeline = volume_source(keys, source.volume, settings.targets, None, inside=source.validation)
+    arrays = VolumeArrays(source.volume, settings.targets, inside=source.validation)
+    pipeline = gp.Pipeline(VolumeSource(keys.read, arrays, None))
     return target_nodes(pipeline, keys, settings.targets, settings.augmentation.anisotropic)
-
-
-def volume_source(
-    keys: Keys,
-    volume: TrainingVolume,
-    targets: Targets,
-    padding_vox: Vox3 | None,
-    inside: Box | None = None,
-    outside: Box | None = None,
-) -> gp.Pipeline:
-    """One volume: raw padded without limit; labels and mask padded by padding_vox (None: without limit), 0 = ignore."""
-    mask_box = volume.mask or volume.labels
-    specs = {
-        keys.raw: _spec(volume.raw, interpolatable=True),
-        keys.labels: _spec(volume.labels, interpolatable=False),
-        keys.mask: _spec(mask_box, interpolatable=False),
-    }
-    datasets = {keys.raw: RAW.dataset, keys.labels: LABELS.dataset}
-    if volume.mask is not None:
-        datasets[keys.mask] = MASK.dataset
-    given = {key: specs[key] for key in datasets}
-    pipeline = gp.ZarrSource(str(volume.path), datasets, given)
-    if volume.mask is None:
-        pipeline += AllTrained(keys.mask, specs[keys.mask])
-    if targets.ignore_ids or targets.sparse_labels:
-        pipeline += LabelStates(keys.labels, keys.mask, targets.ignore_ids, targets.sparse_labels)
-    pad = None if padding_vox is None else gp.Coordinate(padding_vox)
-    return (
-        pipeline
-        + gp.Normalize(keys.raw)
-        + RestrictMask(keys.mask, inside=inside, outside=outside)
-        + Pad(keys.raw, None)
-        + Pad(keys.labels, pad)
-        + Pad(keys.mask, pad)
-    )
 
 
 def augmentation_nodes(keys: Keys, augmentation: Augmentation) -> list[gp.BatchFilter]:
@@ -221,9 +179,3 @@ def label_context_vox(targets: Targets) -> Vox3:
         lsds = [1 + math.ceil(3 * sigma / size) for sigma, size in sizes]
     z, y, x = (targets.grow_boundary_vox + max(far, wide) for far, wide in zip(reach, lsds, strict=True))
     return z, y, x
-
-
-def _spec(box: Box, interpolatable: bool) -> gp.ArraySpec:
-    return gp.ArraySpec(
-        roi=gp.Roi(box.begin_vox, box.shape_vox), voxel_size=gp.Coordinate((1, 1, 1)), interpolatable=interpolatable
-    )

@@ -10,99 +10,81 @@ and then a patch that contains it.
 
 from __future__ import annotations
 
-import random  # gunpowder draws from this module, so it is seeded for each batch
-from collections.abc import Callable
+from typing import Any
 
 import gunpowder as gp
 import numpy as np
 import numpy.typing as npt
 
-from lsdflow_contract.arrays import MaskState
 from lsdflow_contract.errors import BadData
-from lsdflow_contract.geometry import Vox3
+from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_training.augmentation.description import GLOBAL_DICE, Dice
+from lsdflow_training.data.nodes import as_box, as_vox3
 from lsdflow_training.data.trained_places import box_sum, integral_image, random_place
+from lsdflow_training.data.volume_arrays import VolumeArrays
 
 MAX_TRIES = 20_000
-SECTIONS_AT_ONCE = 32
 
 
-class RandomLocation(gp.RandomLocation):  # type: ignore[misc]
-    """A random place where at least the share `min_masked` of a patch of `patch_vox` is not ignored.
+class Places:
+    """Random places of a volume where at least the share `min_masked` of a patch of `patch_vox` is not ignored.
 
-    sparse: a place whose patch has at least one voxel that is not ignored, found without tries; places with many such
-    voxels are drawn more often. Raises BadData if there is no such place.
+    padding_vox: how far patches may reach beyond labels and mask. sparse: places whose patch has at least one voxel
+    that is not ignored, found without tries; places with many such voxels are drawn more often.
     """
 
-    min_masked: float
+    def __init__(
+        self, arrays: VolumeArrays, padding_vox: Vox3, min_masked: float, patch_vox: Vox3, sparse: bool = False
+    ) -> None:
+        self.arrays, self.min_masked, self.patch_vox, self.sparse = arrays, min_masked, patch_vox, sparse
+        self._mask = arrays.boxes["mask"].grow(padding_vox)
+        self._box = self._mask.intersect(arrays.boxes["labels"].grow(padding_vox))
+        if sparse:
+            self._voxels = np.argwhere(arrays.trained(self._mask))
+        elif min_masked > 0:
+            self._integral: npt.NDArray[np.integer[Any]] = integral_image(arrays.trained(self._mask))
 
-    def __init__(self, min_masked: float, mask: gp.ArrayKey, patch_vox: Vox3, name: str, sparse: bool = False) -> None:
-        super().__init__(min_masked=min_masked, mask=mask)
-        self.patch_vox, self.name_of_volume, self.sparse = patch_vox, name, sparse
-        self.trained: npt.NDArray[np.integer] = np.empty((0, 3), np.int64)
+    def draw(self, wanted: Box, dice: Dice) -> Vox3:
+        """A shift that puts labels and mask of a patch, which are requested in `wanted`, at a random place.
 
-    def setup(self) -> None:
-        """Read the mask a few sections at a time, because labels may have to be read with it."""
-        min_masked, self.min_masked = self.min_masked, 0.0
-        super().setup()
-        self.min_masked = min_masked
-        if min_masked > 0 or self.sparse:
-            self.mask_spec = self.upstream_spec.array_specs[self.mask]
-            upstream = self.get_upstream_provider()
-            trained = read_trained(upstream.request_batch, self.mask, self.mask_spec.roi)
-            if self.sparse:
-                self.trained = np.argwhere(trained)
-            else:
-                self.mask_integral = integral_image(trained)
-
-    def _RandomLocation__select_random_shift(  # noqa: N802
-        self, request: gp.BatchRequest, shifts: gp.Roi, voxel_size: gp.Coordinate
-    ) -> gp.Coordinate:
-        """Replaces gunpowder's private loop: try places, then examine all of them; sparse: around a trained voxel."""
-        begin = gp.Coordinate(self._patch_begin(request, gp.Coordinate(0, 0, 0)))
+        Raises BadData if there is no place.
+        """
+        sides = zip(self._box.begin_vox, self._box.end_vox, wanted.begin_vox, wanted.end_vox, strict=True)
+        ends = [(begin - low, end - high + 1) for begin, end, low, high in sides]
+        middle = zip(wanted.begin_vox, wanted.shape_vox, self.patch_vox, self._mask.begin_vox, strict=True)
+        patch = [begin + shape // 2 - edge // 2 - first for begin, shape, edge, first in middle]  # in the mask's array
+        if any(low >= high for low, high in ends):
+            raise self._nowhere(f"{list(wanted.shape_vox)} vox of labels")
         if self.sparse:
-            return self._around_a_trained_voxel(shifts, begin)
+            return self._around_a_trained_voxel(patch, ends, dice)
+        enough = self.min_masked * np.prod(self.patch_vox)
         for _ in range(MAX_TRIES):
-            shift = self._RandomLocation__select_random_location(shifts, voxel_size)
-            if self._RandomLocation__is_min_masked(shift, request):
+            shift = as_vox3([dice.plain.randint(low, high - 1) for low, high in ends])
+            if self.min_masked <= 0 or self._trained_at(np.add(patch, shift)) >= enough:
                 return shift
-        wanted = self.min_masked * np.prod(self.patch_vox)
-        place = random_place(self.mask_integral, self.patch_vox, shifts.begin + begin, shifts.end + begin, wanted)
+        first, end = (as_vox3(np.add(patch, side)) for side in np.transpose(ends))
+        place = random_place(self._integral, self.patch_vox, first, end, enough, dice)
         if place is None:
             raise self._nowhere(f"{self.min_masked:.0%} of {list(self.patch_vox)} vox not ignored by the mask")
-        return gp.Coordinate(place) - begin
+        return as_vox3(np.subtract(place, patch))
 
-    def _RandomLocation__is_min_masked(self, random_shift: gp.Coordinate, request: gp.BatchRequest) -> bool:  # noqa: N802
-        """Replaces gunpowder's private check: the share of trained voxels in the patch at the centre of the request."""
-        if self.min_masked <= 0:
-            return True
-        begin = self._patch_begin(request, random_shift)
-        trained = box_sum(self.mask_integral, begin, [b + n for b, n in zip(begin, self.patch_vox, strict=True)])
-        return bool(trained >= self.min_masked * np.prod(self.patch_vox))
+    def _trained_at(self, begin: npt.NDArray[np.integer[Any]]) -> int:
+        return box_sum(self._integral, begin.tolist(), (begin + self.patch_vox).tolist())
 
-    def _patch_begin(self, request: gp.BatchRequest, shift: gp.Coordinate) -> list[int]:
-        """Begin of the patch in the mask's array, if the request is shifted by `shift`."""
-        if self.mask_spec is None:
-            return [0, 0, 0]
-        roi = request[self.mask].roi.shift(shift) - self.mask_spec.roi.offset
-        return [int(c - n // 2) for c, n in zip(roi.center, self.patch_vox, strict=True)]
-
-    def _around_a_trained_voxel(self, shifts: gp.Roi, begin: gp.Coordinate) -> gp.Coordinate:
+    def _around_a_trained_voxel(self, patch: list[int], ends: list[tuple[int, int]], dice: Dice) -> Vox3:
         """A shift that puts a random trained voxel at a random position in the patch."""
-        for _ in range(MAX_TRIES if len(self.trained) else 0):
-            voxel = self.trained[random.randrange(len(self.trained))]  # noqa: S311
-            low = [
-                max(int(v) - n + 1 - b, s)
-                for v, n, b, s in zip(voxel, self.patch_vox, begin, shifts.begin, strict=True)
-            ]
-            high = [min(int(v) - b, s - 1) for v, b, s in zip(voxel, begin, shifts.end, strict=True)]
-            if all(first <= last for first, last in zip(low, high, strict=True)):
-                return gp.Coordinate(random.randint(*ends) for ends in zip(low, high, strict=True))  # noqa: S311
+        for _ in range(MAX_TRIES if len(self._voxels) else 0):
+            voxel = self._voxels[dice.plain.randrange(len(self._voxels))].tolist()
+            sides = zip(voxel, self.patch_vox, patch, ends, strict=True)
+            allowed = [(max(v - n + 1 - b, low), min(v - b, high - 1)) for v, n, b, (low, high) in sides]
+            if all(first <= last for first, last in allowed):
+                return as_vox3([dice.plain.randint(*between) for between in allowed])
         raise self._nowhere("a labelled voxel that is not ignored")
 
     def _nowhere(self, wanted: str) -> BadData:
         return BadData(
             "no place found where enough of a patch is trained",
-            where=f"training volume {self.name_of_volume}",
+            where=f"training volume {self.arrays.name}",
             wanted=wanted,
             found="none in the whole volume",
             fix="lower min_masked or input_shape_vox, set sparse_labels if few voxels are labelled, or take this "
@@ -110,15 +92,15 @@ class RandomLocation(gp.RandomLocation):  # type: ignore[misc]
         )
 
 
-def read_trained(
-    request_batch: Callable[[gp.BatchRequest], gp.Batch], mask: gp.ArrayKey, roi: gp.Roi
-) -> npt.NDArray[np.bool_]:
-    """Where the mask of `roi` is not IGNORE, (z, y, x); reads a few sections at a time."""
-    trained = np.empty(tuple(roi.shape), np.bool_)
-    for begin in range(0, roi.shape[0], SECTIONS_AT_ONCE):
-        depth = min(SECTIONS_AT_ONCE, roi.shape[0] - begin)
-        request = gp.BatchRequest()
-        sections = gp.Roi(roi.begin + gp.Coordinate(begin, 0, 0), (depth, *roi.shape[1:]))
-        request[mask] = gp.ArraySpec(roi=sections)
-        trained[begin : begin + depth] = request_batch(request)[mask].data != MaskState.IGNORE
-    return trained
+class RandomLocation(gp.RandomLocation):  # type: ignore[misc]
+    """gunpowder's RandomLocation, with `places`."""
+
+    def __init__(self, places: Places, mask: gp.ArrayKey) -> None:
+        super().__init__()
+        self.places, self.mask_key = places, mask
+
+    def _RandomLocation__select_random_shift(  # noqa: N802
+        self, request: gp.BatchRequest, _shifts: gp.Roi, _voxel_size: gp.Coordinate
+    ) -> gp.Coordinate:
+        """Replaces gunpowder's private loop."""
+        return gp.Coordinate(self.places.draw(as_box(request[self.mask_key].roi), GLOBAL_DICE))

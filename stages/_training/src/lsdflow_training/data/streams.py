@@ -1,44 +1,40 @@
 """The batches that a process trains on, in order: their numbers, and what makes them.
 
-With pipeline = "gpu", workers read crops, and the training device makes patches from them:
+With pipeline = "gpu", the training device makes patches from volumes in its memory, without data workers:
 
-    workers (processes)      read and draw crops of batch first, first + stride, ...      shared memory
-    one thread               crops -> device -> patch, on its own CUDA stream             two patches ahead
-    training                 receives them in their order
+    one thread       draws batch first, first + stride, ..., and makes its patch on a CUDA stream of its own: two ahead
+    training         receives them in their order
 
-Batch i does not depend on the worker that makes it: see device_patches.py.
+Crops of volumes that do not fit on the device are read by num_workers threads.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import math
-import mmap
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from time import perf_counter
+from typing import Any, TypeVar
 
 import gunpowder as gp
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from lsdflow_contract.errors import InternalError
-from lsdflow_training.data.batches import BatchWorker, batch_seed, batch_stream, plain_errors, seeded
-from lsdflow_training.data.device_patches import CropReader, Crops, make_patch
+from lsdflow_training.data.batches import batch_seed, batch_stream
+from lsdflow_training.data.device_volumes import Crops, device_volumes, make_patch
+from lsdflow_training.data.draw import Drawer, Drawn
 from lsdflow_training.data.patch import DevicePatch
-from lsdflow_training.data.pipeline import Keys, batch_request, labels_padding_vox, training_pipeline
+from lsdflow_training.data.pipeline import Keys, batch_request, training_pipeline
 from lsdflow_training.data.volumes import Source
 from lsdflow_training.settings import TrainingSettings
 from lsdflow_training.timing import NodeTimes
 
-ALIGNMENT = 64  # bytes, of arrays in shared memory
 PATCHES_AHEAD = 2
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @dataclass(frozen=True)
@@ -83,50 +79,6 @@ def next_batches(batches: Iterator[gp.Batch], count: int, stop: bool) -> list[gp
         raise
 
 
-@dataclass(frozen=True)
-class Placed:
-    """Position of an array in the shared memory."""
-
-    begin: int
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class SharedBuffers:
-    """`count` buffers of `size` bytes, made before the process forks; a page uses memory only once it is written.
-
-    A worker writes to its own buffers in turn: to one, while `ahead` more wait in its queue and the training still
-    copies another one.  So with ahead + 2 buffers none is overwritten too early.
-    """
-
-    def __init__(self, count: int, size: int) -> None:
-        self.count, self.size = count, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.next = 0
-        self.memory = mmap.mmap(-1, count * self.size)
-
-    def write(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Placed] | None:
-        """Copy the arrays into the next buffer; None if they do not fit."""
-        begin, placed = self.next * self.size, {}
-        end = begin + self.size
-        self.next = (self.next + 1) % self.count
-        for name, array in arrays.items():
-            placed[name] = Placed(begin, array.dtype.str, array.shape)
-            if begin + array.nbytes > end:
-                return None
-            self.view(placed[name])[...] = array
-            begin += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-        return placed
-
-    def view(self, placed: Placed) -> npt.NDArray[Any]:
-        """A view of the array, valid until the buffer is overwritten."""
-        count = math.prod(placed.shape)
-        flat = np.frombuffer(self.memory, np.dtype(placed.dtype), count, placed.begin)
-        return flat.reshape(placed.shape)
-
-
-Places = dict[str, Placed]
-
-
 @contextmanager
 def gpu_stream(
     keys: Keys,
@@ -138,103 +90,67 @@ def gpu_stream(
     device: torch.device,
     times: NodeTimes | None = None,
 ) -> Iterator[Iterator[DevicePatch]]:
-    """Patches first, first + stride, ... on the device; num_workers = 0 makes them here, one at each request.
+    """Patches first, first + stride, ... on the device.
 
-    times: collects the time of each node for reading and drawing. Raises ConfigError for what only gunpowder supports.
+    times: collects the time for drawing and making a patch, on the host. Raises ConfigError for what only gunpowder
+    supports.
     """
     if device.type == "cuda" and device.index is None:  # a new thread does not have the current device of this one
         device = torch.device("cuda", torch.cuda.current_device())
-    pipeline, request = training_pipeline(keys, settings, sources), batch_request(keys, settings)
-    reader = CropReader(pipeline, keys, request)
-    with gp.build(pipeline), ExitStack() as ending:
-        if settings.num_workers == 0:
-            crops = _timed((_read(reader, settings.seed, n) for n in itertools.count(first, stride)), times)
-            yield (make_patch(found, settings, device) for found in crops)
-            return
-        workers = _start_workers(reader, settings, first, stride, ending)
-        crops = _timed((worker.next() for worker in itertools.cycle(workers)), times)
-        yield _ahead(crops, settings, device, ending)
+    # on a GPU patches have a stream of their own, before that of the training: only the training's stream waits
+    side: Any = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    drawer = Drawer(training_pipeline(keys, settings, sources), keys, batch_request(keys, settings))
+    times = times or NodeTimes()
+    with _on(side):
+        volumes = device_volumes(drawer.arrays, device)
 
+    def read(number: int) -> tuple[Drawn, Crops]:
+        """Draw a batch, and read what is not on the device."""
+        began = perf_counter()
+        drawn = drawer.draw(batch_seed(settings.seed, number))
+        crops = volumes[drawn.volume].read(drawn.boxes)
+        times.seconds["draw and read", ""] += perf_counter() - began
+        return drawn, crops
 
-@dataclass(frozen=True)
-class CropWorker:
-    """A process that reads crops into shared memory."""
-
-    buffers: SharedBuffers
-    process: BatchWorker
-
-    def next(self) -> Crops:
-        """The next crops: views that are valid until the next call."""
-        found: tuple[Crops, Places] = self.process.next()
-        crops, placed = found
-        arrays: dict[str, Any] = {name: self.buffers.view(place) for name, place in placed.items()}
-        return dataclasses.replace(crops, **arrays)
-
-
-def _start_workers(
-    reader: CropReader, settings: TrainingSettings, first: int, stride: int, ending: ExitStack
-) -> list[CropWorker]:
-    count = settings.num_workers
-    ahead = max(1, settings.cache_size // count)
-    workers = []
-    for w in range(count):
-        buffers = SharedBuffers(ahead + 2, _buffer_bytes(settings))
-        make = partial(_read_and_store, reader, settings.seed, buffers)
-        workers.append(CropWorker(buffers, BatchWorker(make, first + w * stride, count * stride, ahead)))
-        ending.callback(workers[-1].process.stop)
-    return workers
-
-
-def _read_and_store(reader: CropReader, seed: int, buffers: SharedBuffers, number: int) -> tuple[Crops, Places]:
-    """The crops without their arrays, and where those are; crops larger than a buffer go through the pipe."""
-    crops = _read(reader, seed, number)
-    placed = buffers.write({"raw": crops.raw, "labels": crops.labels, "mask": crops.mask})
-    if placed is None:
-        return crops, {}
-    nothing: npt.NDArray[Any] = np.empty((0, 0, 0), np.uint8)
-    return dataclasses.replace(crops, raw=nothing, labels=nothing, mask=nothing), placed
-
-
-def _read(reader: CropReader, seed: int, number: int) -> Crops:
-    with plain_errors(number):
-        return reader.read(seeded(reader.request, batch_seed(seed, number)))
-
-
-def _buffer_bytes(settings: TrainingSettings) -> int:
-    """Enough for nearly all crops: raw and labels of a patch after two rotations."""
-    padding = labels_padding_vox(settings)
-    labels = math.prod(2 * n for n in padding)
-    grown = 4 if settings.augmentation.elastic_probability and settings.augmentation.rotation_max_rad else 1
-    return grown * math.prod(n + 16 for n in settings.shapes.raw_vox) * 2 + 5 * labels
-
-
-def _timed(crops: Iterator[Crops], times: NodeTimes | None) -> Iterator[Crops]:
-    for found in crops:
-        if times is not None:
-            times.add(found.times)
-        yield found
-
-
-def _ahead(
-    crops: Iterator[Crops], settings: TrainingSettings, device: torch.device, ending: ExitStack
-) -> Iterator[DevicePatch]:
-    """Patches made by a thread; on a GPU on its own stream, and only the caller's stream waits for it."""
-    side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    thread = ThreadPoolExecutor(1, "patches")
-    ending.callback(thread.shutdown, cancel_futures=True)
-
-    def make() -> tuple[DevicePatch, Any]:
+    def make(found: Iterator[tuple[Drawn, Crops]]) -> tuple[DevicePatch, Any]:
         """Make the next patch; return it with the CUDA event after which it is ready (None on a CPU)."""
-        with nullcontext() if side is None else torch.cuda.stream(side):
-            return make_patch(next(crops), settings, device), None if side is None else side.record_event()
+        drawn, crops = next(found)
+        began = perf_counter()
+        with _on(side):
+            patch = make_patch(drawn, volumes[drawn.volume].crops(drawn.boxes, crops), settings)
+            event = None if side is None else side.record_event()
+        times.seconds["make", ""] += perf_counter() - began
+        times.batches += 1
+        return patch, event
 
-    waiting: deque[Future[tuple[DevicePatch, Any]]] = deque(thread.submit(make) for _ in range(PATCHES_AHEAD))
-    while True:
-        patch, made = waiting.popleft().result()
-        waiting.append(thread.submit(make))
-        if made is not None:
-            here = torch.cuda.current_stream(device)
-            here.wait_event(made)
-            for tensor in patch.tensors():
-                tensor.record_stream(here)
-        yield patch
+    numbers = itertools.count(first, stride)
+    readers = 0 if all(volume.kept for volume in volumes) else settings.num_workers
+    with ExitStack() as ending:
+        found = map(read, numbers) if readers == 0 else _ahead(read, numbers, readers, readers + 1, ending)
+        made = _ahead(make, itertools.repeat(found), 1, PATCHES_AHEAD, ending)
+        yield (_received(patch, event, device) for patch, event in made)
+
+
+def _ahead(work: Callable[[A], B], arguments: Iterable[A], threads: int, count: int, ending: ExitStack) -> Iterator[B]:
+    """The results in the order of the arguments, of which there is no end; `count` of them ahead."""
+    pool = ThreadPoolExecutor(threads, "patches")
+    ending.callback(pool.shutdown, cancel_futures=True)
+    waiting = deque(pool.submit(work, argument) for argument in itertools.islice(arguments, count))
+    for argument in arguments:
+        result = waiting.popleft().result()
+        waiting.append(pool.submit(work, argument))
+        yield result
+
+
+def _received(patch: DevicePatch, event: Any, device: torch.device) -> DevicePatch:
+    """The patch, for which the current stream waits; the host does not."""
+    if event is not None:
+        here = torch.cuda.current_stream(device)
+        here.wait_event(event)
+        for tensor in patch.tensors():
+            tensor.record_stream(here)
+    return patch
+
+
+def _on(stream: Any) -> AbstractContextManager[Any]:
+    return nullcontext() if stream is None else torch.cuda.stream(stream)

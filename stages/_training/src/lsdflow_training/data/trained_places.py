@@ -11,13 +11,13 @@
 from __future__ import annotations
 
 import itertools
-import random  # gunpowder draws from this module, so it is seeded for each batch
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from lsdflow_contract.geometry import Vox3
+from lsdflow_training.augmentation.description import Dice
 
 
 def integral_image(trained: npt.NDArray[np.bool_]) -> npt.NDArray[np.integer]:
@@ -29,7 +29,7 @@ def integral_image(trained: npt.NDArray[np.bool_]) -> npt.NDArray[np.integer]:
 
 
 def random_place(
-    integral: npt.NDArray[np.integer], patch_vox: Vox3, first: Vox3, end: Vox3, wanted: float
+    integral: npt.NDArray[np.integer], patch_vox: Vox3, first: Vox3, end: Vox3, wanted: float, dice: Dice
 ) -> Vox3 | None:
     """A random begin in [first, end) of a patch with at least `wanted` trained voxels, all equally likely; or None.
 
@@ -39,7 +39,7 @@ def random_place(
     counts = np.cumsum([int(np.count_nonzero(plane)) for plane in planes])
     if len(counts) == 0 or counts[-1] == 0:
         return None
-    number = random.randrange(int(counts[-1]))  # noqa: S311
+    number = dice.plain.randrange(int(counts[-1]))
     index = int(np.searchsorted(counts, number, side="right"))
     within = number - (int(counts[index - 1]) if index else 0)
     y, x = np.argwhere(planes[index])[within]

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW, ArraySpec
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, StageError
@@ -22,10 +21,6 @@ from lsdflow_contract.metadata import read_geometry, understanding_metadata
 from lsdflow_contract.sealing import require_sealed_array
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.settings import TrainingSettings
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 _TRAINING = "training/"  # prefix of training volumes in the facts of prepare
 
@@ -184,7 +179,10 @@ def mask_problems(sources: Sequence[Source], settings: TrainingSettings, prepare
         if source.volume.mask is None or facts.get("trained_fraction", 1.0) >= settings.min_masked:
             continue
         wanted = settings.min_masked * math.prod(settings.shapes.output_vox)
-        if not has_place(_trained_voxels(source, settings), settings.shapes.output_vox, wanted):
+        from lsdflow_training.data.volume_arrays import VolumeArrays  # and gunpowder, torch: seconds
+
+        arrays = VolumeArrays(source.volume, settings.targets, outside=source.validation)
+        if not has_place(arrays.trained(arrays.boxes["mask"]), settings.shapes.output_vox, wanted):
             problems.append(
                 BadData(
                     "the mask leaves too few voxels for any patch of the training",
@@ -197,20 +195,6 @@ def mask_problems(sources: Sequence[Source], settings: TrainingSettings, prepare
                 )
             )
     return problems
-
-
-def _trained_voxels(source: Source, settings: TrainingSettings) -> npt.NDArray[np.bool_]:
-    """Voxels of the mask that can be trained, (z, y, x), as the pipeline reads them; without the validation slab."""
-    import gunpowder as gp
-
-    from lsdflow_training.data.pipeline import make_keys, volume_source
-    from lsdflow_training.data.random_location import read_trained
-
-    keys = make_keys()
-    with gp.build(
-        volume_source(keys, source.volume, settings.targets, (0, 0, 0), outside=source.validation)
-    ) as provider:
-        return read_trained(provider.request_batch, keys.mask, provider.spec[keys.mask].roi)
 
 
 def _held_out_problems(sources: Sequence[Source], settings: TrainingSettings) -> list[StageError]:

@@ -23,6 +23,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,8 +110,8 @@ def pairs_of(own: Tensor, labels: int) -> Pairs:
     tiles = own.shape[:4]
     number = torch.arange(math.prod(tiles), device=own.device).view(*tiles, 1, 1, 1)
     key = torch.unique(number * (labels + 1) + own)
+    key = key[key % (labels + 1) > 0]
     label = key % (labels + 1)
-    key, label = key[label > 0], label[label > 0]
     tile = torch.stack(torch.unravel_index(key // (labels + 1), tiles), dim=1)
     return Pairs(tile, label.to(own.dtype))
 
@@ -187,7 +188,7 @@ def lsd_targets_torch(
     box = checked_roi(roi, volumes.shape[1:], downsample)
     if dtype not in (torch.float32, torch.float64):
         raise UsageError("no such precision for LSD targets", wanted="torch.float32 or torch.float64", found=dtype)
-    grid = _grid(sigma, voxel_size, box, downsample, torch.empty(0, dtype=dtype, device=labels.device))
+    grid = _grid(sigma, voxel_size, box, downsample, dtype, labels.device)
     at_once = _pairs_at_once(grid.cut, dtype.itemsize, labels.device, memory_bytes)
     out = torch.zeros((len(volumes), CHANNELS, *box.shape_vox), dtype=dtype, device=labels.device)
     with _full_precision(labels.device):
@@ -211,27 +212,28 @@ def _describe(volumes: Tensor, roi: Box, grid: _Grid, at_once: int, out: Tensor)
         _write(voxels, sums, chosen, grid, out)
 
 
-def _grid(sigma_nm: Nm3, voxel_size_nm: Nm3, roi: Box, step: int, like: Tensor) -> _Grid:
+@lru_cache(maxsize=8)  # the same for all patches of a training: nothing is copied to the device again
+def _grid(sigma_nm: Nm3, voxel_size_nm: Nm3, roi: Box, step: int, dtype: torch.dtype, device: torch.device) -> _Grid:
     sizes = [size * step for size in voxel_size_nm]
     kernels = [gaussian_weights(s / v) for s, v in zip(sigma_nm, sizes, strict=True)]
     z, y, x = (kernel.shape[1] // 2 for kernel in kernels)
     cut = tiling(roi, (z, y, x), step)
-    size = torch.tensor(sizes, dtype=like.dtype, device=like.device)[:, None]
+    size = torch.tensor(sizes, dtype=dtype, device=device)[:, None]
     return _Grid(
         cut=cut,
-        bands=[_band(kernel, tile, like) for kernel, tile in zip(kernels, cut.tile, strict=True)],
-        sigma_vox=torch.tensor(sigma_nm, dtype=like.dtype, device=like.device)[:, None] / size,
+        bands=[_band(kernel, tile).to(device, dtype) for kernel, tile in zip(kernels, cut.tile, strict=True)],
+        sigma_vox=torch.tensor(sigma_nm, dtype=dtype, device=device)[:, None] / size,
         flat_vox2=float(FLAT_NM2) / size**2,
     )
 
 
-def _band(kernel: Doubles, tile: int, like: Tensor) -> Tensor:
+def _band(kernel: Doubles, tile: int) -> Tensor:
     """Banded matrices (3, tile, tile + 2 radius): row v holds the kernel (3, 2 radius + 1) from column v on."""
     width = kernel.shape[1]
     band = np.zeros((3, tile, tile + width - 1))
     for voxel in range(tile):
         band[:, voxel, voxel : voxel + width] = kernel
-    return torch.from_numpy(band).to(like)
+    return torch.from_numpy(band)
 
 
 def _sums(mask: Tensor, grid: _Grid) -> dict[tuple[int, ...], Tensor]:
