@@ -255,7 +255,7 @@ bench-gpu: setup  ## measure prediction, training and LSD targets on one GPU, as
 bench-networks: setup  ## train affinities, mtlsd and acrlsd on real EM and compare them with FFN, as a table; MINUTES=10 for each
 	.venv/blocks/bin/python benchmarks/networks.py .cache/bench_networks --minutes $(or $(MINUTES),10)
 
-gpu-bundle: setup  ## make a folder for a GPU machine without network; copy it there and run ./run.sh all (benchmarks/README.md)
+gpu-bundle: setup  ## make a folder for a GPU machine without network; copy it there and run ./run.sh rehearse (benchmarks/README.md)
 	.venv/blocks/bin/python benchmarks/gpu_bundle/make_bundle.py gpu-bundle --pip .venv/tools/bin/python $(BUNDLE)
 
 # Locks pin versions with hashes and contain no addresses. All stages of an environment are resolved together first, so

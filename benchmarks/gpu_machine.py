@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -49,20 +50,31 @@ def print_row(cells: Sequence[Any]) -> None:
 class Busy:
     """Used as `with Busy(device) as busy: ...`; then mean utilisation in percent and the most memory in GiB.
 
-    nvidia-smi reports five times a second; without it, or on a CPU, both are None.
+    nvidia-smi reports five times a second; without it, or on a CPU, all are None.
     """
 
     def __init__(self, device: str) -> None:
         self._measures = device.startswith("cuda") and shutil.which("nvidia-smi") is not None
         self._process: subprocess.Popen[bytes] | None = None
         self._file: IO[bytes] | None = None
+        self._seen: list[tuple[float, float]] = []
         self.percent: float | None = None
         self.gib: float | None = None
+
+    def between(self, begin: float, end: float) -> float | None:
+        """Mean utilisation in percent between two times, in seconds since 1970."""
+        percents = [percent for time, percent in self._seen if begin <= time <= end]
+        return statistics.mean(percents) if percents else None
 
     def __enter__(self) -> Busy:
         if self._measures:
             self._file = TemporaryFile()
-            query = ["--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits", "-lms", "200"]
+            query = [
+                "--query-gpu=timestamp,utilization.gpu,memory.used",
+                "--format=csv,noheader,nounits",
+                "-lms",
+                "200",
+            ]
             self._process = subprocess.Popen(
                 ["nvidia-smi", *query], stdout=self._file, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
             )
@@ -76,15 +88,21 @@ class Busy:
         self._file.seek(0)
         rows = [line.split(b",") for line in self._file.read().splitlines()]
         self._file.close()
-        seen = [(float(row[0]), float(row[1])) for row in rows if len(row) == 2 and row[0].strip().isdigit()]
-        if seen:
-            self.percent = statistics.mean(percent for percent, _ in seen)
-            self.gib = max(mib for _, mib in seen) / 1024
+        rows = [row for row in rows if len(row) == 3 and row[1].strip().isdigit() and row[2].strip().isdigit()]
+        if rows:
+            self._seen = [(_seconds(row[0].decode()), float(row[1])) for row in rows]
+            self.percent = statistics.mean(percent for _, percent in self._seen)
+            self.gib = max(float(row[2]) for row in rows) / 1024
 
 
 def formatted(value: float | None, form: str) -> str:
     """A number, or nothing where there is none."""
     return "" if value is None else format(value, form)
+
+
+def _seconds(timestamp: str) -> float:
+    """A time as nvidia-smi prints it, in this machine's time zone: seconds since 1970."""
+    return datetime.strptime(timestamp.strip(), "%Y/%m/%d %H:%M:%S.%f").timestamp()
 
 
 def _driver() -> str:
@@ -93,3 +111,8 @@ def _driver() -> str:
         return subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         return "unknown"
+
+
+if __name__ == "__main__":
+    require_device(sys.argv[1])
+    print(describe(sys.argv[1]))

@@ -1,9 +1,10 @@
 """Make a folder that a GPU machine without network can run: wheels, benchmarks, tests, a real volume, run.sh.
 
-    make_bundle.py FOLDER [--volume trvol-250-2.zarr | --without-volume]      `make gpu-bundle`
+    make_bundle.py FOLDER [--volumes ../shared/data | --without-volumes]      `make gpu-bundle`
 
 The machine has Python 3.12, torch and the packages that requirements.in names; the wheels of all the others are
-downloaded here, as requirements.lock pins them. The packages of this repository become wheels too.
+downloaded here, as requirements.lock pins them. The packages of this repository become wheels too. Of the volumes, it
+takes raw, labels and mask of what is trained on.
 """
 
 from __future__ import annotations
@@ -16,18 +17,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import zarr
+from numcodecs import Blosc
+
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
-VOLUME = REPOSITORY.parent / "shared" / "data" / "fib25" / "trvol-250-2.zarr"
+VOLUMES = REPOSITORY.parent / "shared" / "data"
+# What is trained on: the name of experiments.py -> container and number of its sections.
+TRAINED = {"fib-sem": ("fib25/trvol-250-2.zarr", 150), "serial-sections": ("snemi3d/ac4-train.zarr", 80)}
+DATASETS = ("volumes/raw", "volumes/labels/neuron_ids", "volumes/labels/mask")
 LARGEST_MIB = 55
 PACKAGES = (
     *("_contract", "_command", "_runtime", "_network", "_metrics", "_descriptors", "_training", "_launch"),
     *("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate"),
 )
-BENCHMARKS = (
-    *("gpu.py", "gpu_machine.py", "gpu_one_rank.py", "gpu_pipeline.py", "network_data.py", "networks.py"),
-    *("eager_network.py", "serving.py", "fib25.toml", "gpu_bundle"),
-)
+BENCHMARKS = (*("gpu.py", "gpu_machine.py", "network_data.py", "fib25.toml", "gpu_bundle"),)
 TESTS = ("pytest.ini", "tests/conftest.py", "tests/plugins", "tests/network", "tests/training", "tests/stages/predict")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
@@ -37,16 +42,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     volume = parser.add_mutually_exclusive_group()
-    volume.add_argument("--volume", type=Path, default=VOLUME, help="with raw, labels and the FFN segmentation")
-    volume.add_argument("--without-volume", action="store_true", help="the step quality then works with --tiny only")
+    volume.add_argument("--volumes", type=Path, default=VOLUMES, help="folder of the volumes that are trained on")
+    volume.add_argument("--without-volumes", action="store_true", help="training then works with --tiny only")
     parser.add_argument("--python-version", default="3.12", help="of the GPU machine (default 3.12)")
     parser.add_argument("--pip", default=sys.executable, help="a Python that has pip")
     parser.add_argument("--hatchling", default=sys.executable, help="a Python that has hatchling")
     options = parser.parse_args()
-    if not options.without_volume and not options.volume.is_dir():
+    sources = {} if options.without_volumes else {name: options.volumes / path for name, (path, _) in TRAINED.items()}
+    if missing := [str(path) for path in sources.values() if not path.is_dir()]:
         raise SystemExit(
-            f"{options.volume} is not there. Give another volume with --volume, or leave it out with --without-volume "
-            "(the step quality then works with --tiny only)"
+            f"{', '.join(missing)}: not there. Give another folder with --volumes, or leave them out with "
+            "--without-volumes (training then works with --tiny only)"
         )
     folder = options.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
@@ -57,8 +63,8 @@ def main() -> None:
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(wheels.iterdir())]
     (wheels / "SHA256SUMS").write_text("".join(sums))
     copy(folder)
-    if not options.without_volume:
-        shutil.copytree(options.volume, folder / "data" / "trvol-250-2.zarr")
+    for name, source in sources.items():
+        copy_volume(source, folder / "data" / f"{name}.zarr", TRAINED[name][1])
     report(folder)
 
 
@@ -92,6 +98,24 @@ def copy(folder: Path) -> None:
     (folder / "pytest.ini").write_text(
         re.sub(r"minversion = .*\n", "", settings)
     )  # the machine's pytest is good enough
+
+
+def copy_volume(source: Path, target: Path, sections: int) -> None:
+    """The first sections of raw, labels and mask, compressed as small as zarr format 2 can."""
+    zarr.open_group(target, mode="w", zarr_format=2)
+    for name in DATASETS:
+        if not (source / name).is_dir():
+            continue
+        array = zarr.open_array(source / name, mode="r")
+        values = array[:sections]
+        smallest = Blosc(
+            cname="zstd", clevel=9, shuffle=Blosc.BITSHUFFLE if values.dtype == np.uint8 else Blosc.SHUFFLE
+        )
+        made = zarr.create_array(
+            target, name=name, shape=values.shape, chunks=array.chunks, dtype=values.dtype, compressors=smallest,
+            zarr_format=2, attributes=dict(array.attrs),
+        )  # fmt: skip
+        made[...] = values
 
 
 def report(folder: Path) -> None:
