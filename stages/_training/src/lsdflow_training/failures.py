@@ -71,13 +71,13 @@ def memory_errors(settings: TrainingSettings) -> Iterator[None]:
 
 def does_not_fit(error: BaseException, where: str) -> ConfigError:
     """A ConfigError that says which options to change."""
-    from lsdflow_network.out_of_memory import first_line
+    from lsdflow_network import out_of_memory
 
-    return ConfigError(
+    return out_of_memory.does_not_fit(
         "the training does not fit in memory",
-        where=where,
-        found=first_line(error),
-        fix='smaller input_shape_vox or num_fmaps; on a GPU precision = "bf16" (before Ampere "fp16") or '
+        error,
+        where,
+        'smaller input_shape_vox or num_fmaps; on a GPU precision = "bf16" (before Ampere "fp16") or '
         "checkpoint_activations = true; if it is the memory of the machine: fewer num_workers",
     )
 

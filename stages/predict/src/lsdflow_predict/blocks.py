@@ -28,7 +28,7 @@ from lsdflow_contract.errors import BadData, ConfigError
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_network import shapes
 from lsdflow_network.inference import Predictor, load_predictor
-from lsdflow_network.out_of_memory import first_line, is_out_of_memory, memory_of_gpus
+from lsdflow_network.out_of_memory import does_not_fit, is_out_of_memory
 from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.inputs import Inputs
 from lsdflow_predict.resources import choose_window_device, window_bytes
@@ -265,11 +265,11 @@ def grey_levels(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise ConfigError(
+        raise does_not_fit(
             "the network does not fit in memory for one tile",
-            where=f"tile {where}, output of the network {list(where.shape_vox)} vox",
-            found=f"{first_line(error)}{memory_of_gpus()}",
-            fix="make predict.tile_shape smaller, or give the worker a GPU of its own (compute.workers)",
+            error,
+            f"tile {where}, output of the network {list(where.shape_vox)} vox",
+            "make predict.tile_shape smaller",
         ) from error
     finite.append((where, is_finite))
     return levels
