@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from lsdflow_contract.errors import ConfigError
+from lsdflow_network.devices import gpu_count, require_gpu
+from lsdflow_network.torch_build import torch_facts
 
 CODE = """
 import sys
@@ -24,3 +29,42 @@ def test_torch_is_asked_where_a_driver_is(tmp_path: Path, there: str, asked: boo
     command = [sys.executable, "-c", CODE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={"CUDA_VISIBLE_DEVICES": ""})
     assert done.stdout.split() == ["0", str(asked)]
+
+
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver\nby ..."
+
+
+def break_cuda(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """torch is built for CUDA 13, whose start fails with this text."""
+
+    def init() -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+
+
+def test_a_driver_that_is_too_old_is_an_error_that_names_the_one_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_cuda(monkeypatch, TOO_OLD)
+    with pytest.raises(ConfigError) as caught:
+        gpu_count()
+    needs = f"torch {torch.__version__} for CUDA 13.0 needs driver 580 or newer"
+    assert caught.value.what == f"the driver of the GPU is too old: {needs}, this one is for CUDA 12.8"
+    assert "update the driver" in caught.value.fix
+    facts = torch_facts()
+    assert (facts["driver"], facts["cuda_problem"]) == ("580", caught.value.what)
+
+
+def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_cuda(monkeypatch, "Found no NVIDIA driver on your system.")
+    assert gpu_count() == 0
+    assert torch_facts()["cuda_problem"] == "Found no NVIDIA driver on your system."
+
+
+def test_a_gpu_that_is_named_must_be_there() -> None:
+    for wanted in ("cpu", "auto", "cuda", "cuda:1"):
+        require_gpu(wanted, 2)
+    for wanted, count in (("cuda", 0), ("cuda:2", 2)):
+        with pytest.raises(ConfigError, match="no such GPU"):
+            require_gpu(wanted, count)

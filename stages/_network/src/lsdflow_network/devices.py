@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,14 @@ from lsdflow_contract.errors import ConfigError
 
 # Device files of the drivers of NVIDIA, of NVIDIA's small boards, of WSL, and of AMD.
 _DRIVER_FILES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
+# By CUDA's major version: later minor versions run with the driver of the first one.
+_OLDEST_DRIVERS = {"11": "450", "12": "525", "13": "580"}
 
 
 def gpu_count(devices: Path = Path("/dev"), *, framework: str = "torch") -> int:
     """How many GPUs torch or tensorflow can use; 0 without a driver: then neither is loaded (it takes seconds).
 
-    They may differ: the image of tensorflow with CUDA has torch for CPUs only.
+    They may differ: the image of tensorflow with CUDA has torch for CPUs only. ConfigError if the driver is too old.
     """
     if framework not in sys.modules and not _has_driver(devices, _DRIVER_FILES):
         return 0
@@ -27,7 +31,51 @@ def gpu_count(devices: Path = Path("/dev"), *, framework: str = "torch") -> int:
         return len(tensorflow.config.list_physical_devices("GPU"))
     import torch
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the error below says it
+        if torch.cuda.is_available():
+            return torch.cuda.device_count()
+    if "too old" in (problem := cuda_problem()):
+        fix = 'update the driver, or compute without the GPU: compute.device = "cpu"'
+        raise ConfigError(problem, where="compute.device", fix=fix)
+    return 0
+
+
+def needed_driver() -> str:
+    """The oldest driver of NVIDIA for the CUDA that torch is built for, such as "580"; empty if it is for CPUs."""
+    import torch
+
+    return _OLDEST_DRIVERS.get((torch.version.cuda or "").partition(".")[0], "")
+
+
+def cuda_problem() -> str:
+    """Why torch, which is built for CUDA, cannot use it, in one sentence; empty if it can."""
+    import torch
+
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        text = str(error).strip().splitlines()[0][:300]
+    else:
+        return ""
+    if "too old" not in text:
+        return text
+    known = re.search(r"found version (\d+)", text)
+    has = f"this one is for CUDA {int(known[1]) // 1000}.{int(known[1]) % 1000 // 10}" if known else text
+    needs = f"torch {torch.__version__} for CUDA {torch.version.cuda} needs driver {needed_driver()} or newer"
+    return f"the driver of the GPU is too old: {needs}, {has}"
+
+
+def require_gpu(wanted: str, count: int) -> None:
+    """ConfigError unless the device `wanted` is one of `count` GPUs, or no GPU."""
+    if wanted.startswith("cuda") and int(wanted.partition(":")[2] or 0) >= count:
+        raise ConfigError(
+            "there is no such GPU",
+            where="compute.device",
+            wanted=wanted,
+            found=f"{count} GPUs",
+            fix='device = "auto" or "cpu"; in a container: was it started with --nv / --gpus?',
+        )
 
 
 def cpu_computes_bf16() -> bool:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from lsdflow_network.devices import cuda_problem, needed_driver
+
 
 def torch_facts() -> dict[str, Any]:
     """Facts for `<stage> doctor`; a GPU counts only if a test addition on it succeeds."""
@@ -16,12 +18,13 @@ def torch_facts() -> dict[str, Any]:
             if int((torch.ones(1, device=device) + 1).item()) == 2:
                 names.append(torch.cuda.get_device_name(device))
         if torch.version.cuda and not names:
-            torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError) as error:
+            problem = cuda_problem()
+    except RuntimeError as error:
         problem = str(error).strip().splitlines()[0][:300]
     return {
         "torch": f"torch {torch.__version__}",
         "cuda": torch.version.cuda or "",
+        "driver": needed_driver(),
         "devices": len(names),
         "device_names": names,
         "cuda_problem": problem,

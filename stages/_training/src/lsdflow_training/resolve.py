@@ -18,7 +18,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_network import shapes
 from lsdflow_network.chain import chain_input_for
-from lsdflow_network.devices import gpu_count, require_precision
+from lsdflow_network.devices import gpu_count, require_gpu, require_precision
 from lsdflow_training.config import MOST_FMAPS, AffinityTrainingConfig, TrainingConfig
 from lsdflow_training.mlflow_log import checked_uri
 from lsdflow_training.processes.ranks import Ranks, ranks_of_environment
@@ -121,14 +121,12 @@ def _initial(
 
 
 def choose_device(wanted: str, backend: str) -> str:
-    """auto -> cuda if the backend has a GPU, else cpu. Raises ConfigError for a GPU that does not exist."""
-    if wanted == "auto":
-        return "cuda" if gpu_count(framework=backend) else "cpu"
-    if wanted.startswith("cuda") and not gpu_count(framework=backend):
-        raise ConfigError(
-            "there is no GPU here", where="compute.device", wanted=wanted, found="no CUDA device", fix='use "auto"'
-        )
-    return wanted
+    """auto -> cuda if the backend has a GPU, else cpu. Raises ConfigError for a GPU that cannot be used."""
+    if wanted == "cpu":
+        return wanted
+    count = gpu_count(framework=backend)
+    require_gpu(wanted, count)
+    return wanted if wanted != "auto" else "cuda" if count else "cpu"
 
 
 def _raw_input(lsd: Bundle, unet: UNetSpec, affinity_input_vox: Vox3) -> Vox3:

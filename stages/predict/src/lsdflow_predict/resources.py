@@ -14,7 +14,7 @@ from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import ConfigError
 from lsdflow_network import shapes
 from lsdflow_network.costs import multiply_adds, network_bytes
-from lsdflow_network.devices import gpu_count
+from lsdflow_network.devices import gpu_count, require_gpu
 from lsdflow_predict.tiling import TiledNetwork, TileGrid
 
 _SHARE_FOR_NETWORKS = 0.6
@@ -27,23 +27,15 @@ _SHARE_FOR_WINDOWS = 0.25
 def choose_device(wanted: str, worker: int = 0) -> str:
     """The torch device of `worker`: "auto" takes the GPUs in turn, or the CPU if there is none.
 
-    Raises ConfigError for a GPU that the machine does not have.
+    Raises ConfigError for a GPU that the machine does not have, or whose driver is too old.
     """
+    if wanted == "cpu":
+        return wanted
     count = gpu_count()
-    if wanted == "auto":
-        return f"cuda:{worker % count}" if count else "cpu"
-    if wanted == "cuda" and count:
-        return f"cuda:{worker % count}"
-    number = int(wanted.partition(":")[2] or 0)
-    if wanted.startswith("cuda") and number >= count:
-        raise ConfigError(
-            "there is no such GPU",
-            where="compute.device",
-            wanted=wanted,
-            found=f"{count} GPUs",
-            fix='device = "auto" or "cpu"; in a container: was it started with --nv / --gpus?',
-        )
-    return wanted
+    require_gpu(wanted, count)
+    if ":" in wanted:
+        return wanted
+    return f"cuda:{worker % count}" if count else "cpu"
 
 
 def choose_window_device(device: str, needed_bytes: int) -> str:

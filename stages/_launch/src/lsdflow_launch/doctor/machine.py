@@ -128,16 +128,16 @@ def torch_finding(stage: str, facts: Mapping[str, Any], gpus: int) -> Finding:
     subject = f"torch of {stage}"
     if "problem" in facts or "torch" not in facts:
         return fail(subject, str(facts.get("problem", "no answer")), f"{stage} doctor --debug shows more; make setup")
-    built = f"CUDA {facts['cuda']}" if facts.get("cuda") else "the CPU only"
-    found = f"{facts['torch']} built for {built}, sees {facts['devices']} GPUs"
+    cuda = f"CUDA {facts.get('cuda')} (driver {facts.get('driver')} or newer)"
+    built = cuda if facts.get("cuda") else "the CPU only"
+    found = f"{facts['torch']} for {built}, sees {facts['devices']} GPUs"
     if not gpus or facts["devices"] >= gpus:
         return ok(subject, found)
     if not facts.get("cuda"):
         return fail(subject, f"{found}, there are {gpus}", "make setup TORCH=cuda, or the images of TORCH=cuda")
     if facts["devices"]:
         return warn(subject, f"{found}, there are {gpus}", "CUDA_VISIBLE_DEVICES hides the others?")
-    why = facts.get("cuda_problem") or "CUDA cannot be used"
-    return fail(subject, f"{found}: {why}", f"a driver for CUDA {facts['cuda']}, or the torch of an older CUDA")
+    return fail(subject, f"{found}: {facts.get('cuda_problem') or 'CUDA cannot be used'}", f"a driver for {cuda}")
 
 
 def container_findings() -> Iterator[Finding]:
