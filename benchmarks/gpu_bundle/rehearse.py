@@ -102,8 +102,9 @@ def rehearse(
     until -= AT_THE_END_S
     scale = seconds / WHOLE_S
     results.mkdir(parents=True, exist_ok=True)
-    (results / "results.md").write_text(machine)
-    (results / "rehearse.log").write_text("")
+    for name in ("results.md", "rehearse.log"):
+        (results / name).write_text("")
+    say(results, machine)
     outcomes = []
     with TemporaryDirectory(prefix="lsdflow-rehearsal-") as scratch:
         made = None
