@@ -246,7 +246,7 @@ def test_stages_that_are_missing_or_of_another_contract_need_a_fix(
         (FINE, 1, "ok", ""),
         ({**FINE, "devices": 0, "cuda": ""}, 0, "ok", ""),
         ({**FINE, "devices": 0, "cuda": ""}, 1, "FAIL", "TORCH=cuda"),
-        ({**FINE, "devices": 0, "cuda_problem": "driver too old"}, 1, "FAIL", "driver for CUDA 12.8 (driver 525 or newer)"),
+        ({**FINE, "devices": 0, "cuda_problem": "driver too old"}, 1, "FAIL", "CUDA 12.8 (driver 525 or newer)"),
         ({**FINE, "devices": 1}, 2, "warn", "CUDA_VISIBLE_DEVICES"),
         ({"problem": "no answer within 90 s"}, 0, "FAIL", "doctor --debug"),
     ],
