@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from bits import levels
-from experiments import network, sizes_of
+from experiments import network, ready, sizes_of
 from gpu import Sizes, inference_precisions, levels_apart, measured, random_raw
 from gpu_machine import print_head
 from operators import Operation, Recorded
@@ -25,7 +25,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from lsdflow_contract.checkpoint import Kind
 from lsdflow_network.inference import Predictor, load_predictor
-from lsdflow_predict.blocks import prepare_torch
 
 LINES = 16  # of a table of operations or kernels
 KINDS: tuple[Kind, ...] = ("lsd", "acrlsd")
@@ -80,7 +79,7 @@ def print_rate(point: Point, part: Part, sizes: Sizes, exact: dict[str, Any]) ->
 
 def tile_of(point: Point, part: Part, sizes: Sizes) -> tuple[Callable[[], Any], Any, int]:
     """(What evaluates a tile, its precision, the edge of its input)."""
-    prepare_torch(1, point.precision)
+    ready(point.precision)
     predictor = loaded(network(part, point.kind), part.device, point.precision)
     shape = sizes.cube(sizes.tiles[point.tile])
     raw, lsds = random_raw(shape), None if point.kind == "lsd" else random_raw((10, *shape))
@@ -127,13 +126,14 @@ def print_operations(point: Point, part: Part, sizes: Sizes) -> None:
     )
     for line in by_operation(recorded.calls)[:LINES]:
         part.row("", line, done=False)
-    activities = [ProfilerActivity.CUDA if part.device.startswith("cuda") else ProfilerActivity.CPU]
+    cuda = part.device.startswith("cuda")
+    activities = [ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]
     with profile(activities=activities) as profiled:
         evaluate()
-    kernels = [(_time(event), event) for event in profiled.key_averages()]
+    kernels = [(_microseconds(event, cuda), event) for event in profiled.key_averages()]
     whole = sum(time for time, _ in kernels) or 1.0
     print_head(f"{point.kind} {precision} {edge}: kernels", ("kernel", "calls", "ms", "share"))
-    for time, event in sorted(kernels, key=lambda pair: -pair[0])[:LINES]:
+    for time, event in sorted((k for k in kernels if k[0]), key=lambda pair: -pair[0])[:LINES]:
         name = event.key.replace("|", "/")[:120]
         part.row("", [name, event.count, f"{time / 1e3:.2f}", f"{100 * time / whole:.0f} %"], done=False)
     part.did(f"{point.kind}: operations")
@@ -155,9 +155,9 @@ def by_operation(calls: list[Operation]) -> list[list[Any]]:
     return sorted(rows, key=lambda row: -float(row[4]))
 
 
-def _time(event: Any) -> float:
-    """Microseconds of a kernel; on a CPU, of an operation."""
-    return float(event.self_device_time_total or event.self_cpu_time_total)
+def _microseconds(event: Any, cuda: bool) -> float:
+    """Of a kernel; on a CPU, of an operation. None for calls of the driver, which are events too."""
+    return float(event.self_device_time_total if cuda else event.self_cpu_time_total)
 
 
 def matrix_flop_per_s(device: str, edge: int) -> float:
