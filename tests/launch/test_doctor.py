@@ -58,7 +58,7 @@ def make(root: Path, text: str = "") -> Experiment:
 
 def test_a_good_folder_is_fine_and_left_as_it_was(tmp_path: Path) -> None:
     found = states(folder.folder_findings(tmp_path / "not" / "there" / "yet"))
-    for subject in ("rename", "making a name once", "locks", "clock of the file system"):
+    for subject in ("rename", "making a name once", "clock of the file system"):
         assert found[subject].state == "ok", found[subject]
     assert "MB/s" in found["speed"].found
     assert list(tmp_path.iterdir()) == []
@@ -144,7 +144,6 @@ def test_a_file_server_whose_clock_is_off_is_reported(tmp_path: Path, monkeypatc
     [
         ({"read_mb_per_s": 2.0}, "speed"),
         ({"write_mb_per_s": 2.0}, "speed"),
-        ({"flock": False, "flock_problem": "no locks"}, "locks"),
         ({"clock_ahead_s": -6.0}, "clock of the file system"),
         ({"file_system": "overlay"}, "file system"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from lsdflow_contract.errors import BadData, InternalError, MissingInput, NoVoxelSize
+from lsdflow_contract.experiment import load_experiment
 from lsdflow_launch.cli import app
 from lsdflow_launch.init import cli as start_cli
 from lsdflow_launch.init import draft, inspect
 from lsdflow_launch.init.template import experiment_text
+from lsdflow_launch.planning.evidence import gpu_lines
 
 TABLES = {
     "experiment": {"properties": {"profile": {"enum": ["tiny", "standard"]}, "mode": {"enum": ["acrlsd", "mtlsd"]}}},
@@ -313,3 +316,36 @@ def test_a_path_from_the_home_folder_is_found(
     done = CliRunner().invoke(app, made)
     assert done.exit_code == 0, done.output
     assert tomllib.loads(done.stdout)["prepare"]["target"]["raw"] == "../raw.zarr"
+
+
+@pytest.fixture
+def fine(seen: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drafted has no problems."""
+    monkeypatch.setattr("lsdflow_launch.preflight.problems_of", lambda *_: {})
+
+
+@pytest.fixture
+def a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi lists two GPUs."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nprintf 'NVIDIA A40\\nNVIDIA A40\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+
+
+def test_it_says_what_the_gpus_of_this_machine_will_do(fine: None, a_gpu: None, tmp_path: Path) -> None:
+    lines = init(tmp_path, "--train", str(tmp_path / "raw.zarr")).stdout.splitlines()
+    (number,) = (i for i, line in enumerate(lines) if line.startswith("GPU here"))
+    assert lines[number] == "GPU here: 2 x NVIDIA A40: predict in fp16, trainings in bf16 (before Ampere: float32)"
+    assert lines[number + 1].startswith("  measured on NVIDIA H100 80GB: predict, 36 Mvoxel/s")
+
+
+def test_of_gpus_that_are_not_there_or_not_used_it_says_nothing(
+    fine: None, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    assert "GPU" not in init(tmp_path, "--train", str(tmp_path / "raw.zarr")).stdout
+    request.getfixturevalue("a_gpu")
+    assert [*gpu_lines(load_experiment(tmp_path / "exp", ['compute.device="cpu"']))] == []
+    precise = load_experiment(tmp_path / "exp", ['predict.precision="tf32"'])
+    assert "predict in tf32" in next(gpu_lines(precise))

@@ -49,8 +49,8 @@ def test_a_driver_that_is_too_old_is_an_error_that_names_the_one_needed(monkeypa
     break_cuda(monkeypatch, TOO_OLD)
     with pytest.raises(ConfigError) as caught:
         gpu_count()
-    needs = f"torch {torch.__version__} for CUDA 13.0 needs driver 580 or newer"
-    assert caught.value.what == f"the driver of the GPU is too old: {needs}, this one is for CUDA 12.8"
+    needs = f"torch {torch.__version__} for CUDA 13.0 needs 580 or newer"
+    assert caught.value.what == f"the driver of the GPU is too old: {needs}"
     assert "update the driver" in caught.value.fix
     facts = torch_facts()
     assert (facts["driver"], facts["cuda_problem"]) == ("580", caught.value.what)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -60,10 +59,8 @@ def cuda_problem() -> str:
         return ""
     if "too old" not in text:
         return text
-    known = re.search(r"found version (\d+)", text)
-    has = f"this one is for CUDA {int(known[1]) // 1000}.{int(known[1]) % 1000 // 10}" if known else text
-    needs = f"torch {torch.__version__} for CUDA {torch.version.cuda} needs driver {needed_driver()} or newer"
-    return f"the driver of the GPU is too old: {needs}, {has}"
+    needs = f"torch {torch.__version__} for CUDA {torch.version.cuda} needs {needed_driver()} or newer"
+    return f"the driver of the GPU is too old: {needs}"
 
 
 def require_gpu(wanted: str, count: int) -> None:

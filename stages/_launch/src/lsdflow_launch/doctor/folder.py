@@ -50,7 +50,6 @@ def findings_of(folder: Path, facts: Mapping[str, Any]) -> Iterator[Finding]:
         yield ok(what, "seen to be atomic") if fine else fail(what, "not atomic on this file system", other)
     if not facts["reads_back_what_was_written"]:
         yield fail("reading back", "other bytes than were written", "do not use this disk")
-    yield _locks(facts)
     yield _speed(facts)
     yield clock("clock of the file system", facts["clock_ahead_s"])
 
@@ -89,13 +88,6 @@ def _room(folder: Path, facts: Mapping[str, Any]) -> Finding:
     if free < FREE_BYTES or (files is not None and files < FREE_FILES):
         return fail("room", found, "a run writes about 30 bytes per voxel (see lsdflow plan DIR): free some space")
     return ok("room", found)
-
-
-def _locks(facts: Mapping[str, Any]) -> Finding:
-    if facts["flock"] is True:
-        return ok("locks", "flock works")
-    fix = "lsdflow needs none, but do not run prepare or the same sweep twice at once"
-    return warn("locks", f"no flock: {facts.get('flock_problem', '')}", fix)
 
 
 def _speed(facts: Mapping[str, Any]) -> Finding:

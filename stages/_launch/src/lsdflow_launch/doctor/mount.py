@@ -8,7 +8,6 @@ limit:   python -m lsdflow_launch.doctor.mount FOLDER
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -77,16 +76,6 @@ def _clock(probe: Path) -> dict[str, Any]:
     return {"clock_ahead_s": ahead}
 
 
-def _locks(probe: Path) -> dict[str, Any]:
-    """Test flock, which is needed only for two runs of prepare or of a sweep at the same time."""
-    with (probe / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            return {"flock": False, "flock_problem": error.strerror}
-    return {"flock": True}
-
-
 def _speed(probe: Path) -> dict[str, Any]:
     """Measure MB/s of writing with fsync and of reading back; the read may come from the page cache."""
     # Random, so that no file system can compress it.
@@ -99,8 +88,7 @@ def _speed(probe: Path) -> dict[str, Any]:
         syncing = time.monotonic()
         os.fsync(file.fileno())
         synced = time.monotonic()
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with path.open("rb") as file:
         reading = time.monotonic()
         same = all(found == piece for found in iter(lambda: file.read(PIECE_BYTES), b""))
@@ -117,7 +105,6 @@ _TRIALS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "atomic_rename": _rename,
     "exclusive_creation": _exclusive,
     "clock_ahead_s": _clock,
-    "flock": _locks,
     "write_mb_per_s": _speed,
 }
 
@@ -141,7 +128,7 @@ def _kind(folder: Path) -> dict[str, Any]:
         inside = str(folder) == point or str(folder).startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             best, kind = point, after.split(" ")[0]
-    return {"file_system": kind, "mount_point": best}
+    return {"file_system": kind}
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from lsdflow_launch.init.inspect import Start
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.template import experiment_schema, table_schemas, toml_value
 from lsdflow_launch.options import Debug, Folder, Json, Set
+from lsdflow_launch.planning.evidence import gpu_lines
 from lsdflow_launch.preflight import problems_of, show_problems
 
 Train = Annotated[
@@ -131,6 +132,7 @@ def _write_checked(draft: Draft, folder: Path, as_json: bool) -> None:
             again = "nothing was written: call `lsdflow init` again with the settings, --set table.key=value"
             typer.echo(again, err=True)
             raise
+        typer.echo("".join(f"{line}\n" for line in gpu_lines(load_experiment(folder))), nl=False)
         typer.echo(f"wrote {layout.experiment_toml}, {layout.images_env.name} and {layout.schema_json.name}")
         typer.echo(f"next: {following}")
 

@@ -18,7 +18,7 @@ from lsdflow_contract.geometry import Vox3
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.output import count, duration, hours, money, plain_console, size
-from lsdflow_launch.planning.evidence import Quantity, machines
+from lsdflow_launch.planning.evidence import Quantity, gpu_lines, machines
 from lsdflow_launch.planning.plan import FIXED, LEFT, TOTAL, Plan, make_plan, read_prices
 from lsdflow_launch.slurm.table import MOST_WORKERS
 
@@ -94,6 +94,7 @@ def add_plan_verb(app: typer.Typer) -> None:
                 typer.echo(json.dumps(_for_json(estimated)))
             else:
                 show_plan(estimated, plain_console())
+                typer.echo("".join(f"{line}\n" for line in gpu_lines(experiment)), nl=False)
             if shape is None:
                 _store(experiment, estimated, as_json)
             certain = [warn for warn in estimated.warnings if warn.certain]

@@ -27,6 +27,7 @@ from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.chain import stage_arguments
 from lsdflow_launch.commands import Ask
 from lsdflow_launch.disk import DiskUse, disk_use, result_folders
+from lsdflow_launch.doctor.probe import ask_program
 from lsdflow_launch.planning.jobs import Job
 from lsdflow_launch.status import speed_so_far
 
@@ -221,6 +222,19 @@ def machines() -> Sequence[Facts]:
     text = files("lsdflow_launch.planning").joinpath("machines.toml").read_text(encoding="utf-8")
     found: Sequence[Facts] = parse_toml(text)["machines"]
     return found
+
+
+def gpu_lines(experiment: Experiment) -> Iterator[str]:
+    """Yield what the GPUs of this machine will do, and what a measured one did; nothing without one, or on the CPU."""
+    answer = ask_program(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
+    names = answer.out.split("\n")[:-1] if answer.fine and experiment.compute.device != "cpu" else []
+    if names:
+        precision = experiment.tables.get("predict", {}).get("precision", "auto")
+        chosen = (
+            f"predict in {'fp16' if precision == 'auto' else precision}, trainings in bf16 (before Ampere: float32)"
+        )
+        yield f"GPU here: {len(names)} x {names[0]}: {chosen}"
+        yield from (f"  measured on {one['name']}: {one['reached']}" for one in machines() if "reached" in one)
 
 
 def _table(stage: str, name: str, facts: Facts, job: Job) -> Iterator[Evidence]:
