@@ -101,7 +101,7 @@ def seamless_graph(affs: Bytes, edge_vox: int, context_vox: int) -> tuple[Ids, R
     rules = BlockRules(FragmentRules(), 1)
     fragments = np.zeros(affs.shape[1:], np.uint64)
     for block in plan.blocks():
-        read = block.read.intersect(plan.total)
+        read = block.read.grow((0, 0, 0), (1, 1, 1)).intersect(plan.total)
         place = BlockPlace(block.number, block.write, read)
         fragments[block.write.slices()] = seamless_fragments_of_block(cut(affs, read), None, place, rules, grid)[0]
     parts = []

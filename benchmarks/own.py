@@ -24,8 +24,7 @@ GRID_NM = (8.0, 8.0, 8.0)
 
 def seamless_fragments(folder: Path) -> Work:
     """Affinities -> fragments, as the stage makes them by default."""
-    from lsdflow_watershed.block_fragments import seeded_fragments
-    from lsdflow_watershed.fragments import FragmentRules
+    from lsdflow_watershed.fragments import FragmentRules, seeded_fragments
 
     affs = np.load(folder / "affs.npy")
     seeded_fragments(affs[:, :32, :32, :32], None, FragmentRules())

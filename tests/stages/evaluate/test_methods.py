@@ -60,6 +60,7 @@ def test_the_whole_chain_is_described_with_its_settings() -> None:
     }
     watershed = {
         "min_seed_distance_vox": 10,
+        "boundary": "affinity",
         "epsilon_agglomerate": 0.0,
         "filter_fragments": 0.05,
         "remove_debris_vox": 64,
@@ -85,7 +86,8 @@ def test_the_whole_chain_is_described_with_its_settings() -> None:
         "2 volumes, 1,500,000 labelled voxels of 42 neurons",
         "made with gunpowder [4]",
         "Prediction: bf16 arithmetic.",
-        "(min_seed_distance_vox 10; seeds and growth within sections; filter_fragments 0.05; remove_debris_vox 64; "
+        "(min_seed_distance_vox 10; boundary affinity; seeds and growth within sections; filter_fragments 0.05; "
+        "remove_debris_vox 64; "
         "blocks of 256 \u00d7 256 \u00d7 256 voxels, read with a context of 31 \u00d7 31 \u00d7 31)",
         "merge function hist_quant_75 with a score of at most 0.42",
     ):

@@ -19,8 +19,8 @@ from lsdflow_contract.testing import made, same_partition
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
 from lsdflow_runtime.store.rag_store import FilesRagStore
 from lsdflow_watershed.config import WatershedConfig
-from lsdflow_watershed.fragments import FragmentRules, extract_fragments
-from lsdflow_watershed.ids import number_components
+from lsdflow_watershed.fragments import FragmentRules, extract_fragments, seeded_fragments
+from lsdflow_watershed.ids import number_components, seed_ids
 from lsdflow_watershed.stage import Watershed
 
 MakeExperiment = Callable[..., Experiment]
@@ -77,6 +77,20 @@ def test_every_block_equals_the_core_on_its_read_box(make_experiment: MakeExperi
     assert number == read_manifest(experiment.layout, "watershed").facts["blocks"]
 
 
+@pytest.mark.parametrize(("table", "after"), [("", 1), ('boundary = "distance"', 0)])
+def test_a_seamless_block_is_the_core_on_its_context_and_the_voxels_after_it(
+    make_experiment: MakeExperiment, affs: NDArray[np.uint8], table: str, after: int
+) -> None:
+    experiment = make_experiment(affs, f"{BLOCKS}\n{table}")
+    run(experiment)
+    write = Box((0, 16, 0), (16, 16, 32))
+    read = write.grow((6, 7, 8), (6 + after, 7 + after, 8 + after)).intersect(Box((0, 0, 0), (30, 44, 52)))
+    rules = FragmentRules(boundary="affinity" if after else "distance")
+    numbers, first = seeded_fragments(np.ascontiguousarray(affs[(slice(None), *read.slices())]), None, rules)
+    ids = seed_ids(first, read, (30, 44, 52))[numbers[write.slices(relative_to=read.begin_vox)]]
+    assert np.array_equal(fragments_of(experiment)[write.slices()], ids)
+
+
 def test_every_id_has_one_node_with_its_size_and_centre(
     make_experiment: MakeExperiment, affs: NDArray[np.uint8]
 ) -> None:
@@ -96,8 +110,7 @@ def test_a_volume_smaller_than_a_block_is_one_block(make_experiment: MakeExperim
     experiment = make_experiment(affs, 'block_shape = "128 vox"')
     run(experiment)
     assert read_manifest(experiment.layout, "watershed").facts["blocks"] == 1
-    made = extract_fragments(affs, None, FragmentRules())
-    assert same_partition(fragments_of(experiment), number_components(made)[0])
+    assert same_partition(fragments_of(experiment), seeded_fragments(affs, None, FragmentRules())[0])
 
 
 def test_predicted_part_of_a_target_is_where_it_was_predicted(
@@ -138,7 +151,13 @@ def test_a_finished_run_does_no_block_again(make_experiment: MakeExperiment, aff
 
 @pytest.mark.parametrize(
     "change",
-    ["context = '5 vox'", "min_seed_distance_vox = 6", "filter_fragments = 0.1", "id_mode = 'blocks'"],
+    [
+        "context = '5 vox'",
+        "boundary = 'distance'",
+        "min_seed_distance_vox = 6",
+        "filter_fragments = 0.1",
+        "id_mode = 'blocks'",
+    ],
 )
 def test_other_parameters_are_never_mixed_in(
     make_experiment: MakeExperiment, affs: NDArray[np.uint8], change: str

@@ -133,12 +133,22 @@ def test_without_strides_the_usual_ones_are_taken_and_recorded(
     assert recorded[6] == {"offset_vox": [0, 3, -3], "bias": -1.0, "stride_vox": [2, 4, 4]}
 
 
-def test_options_of_the_mutex_watershed_do_not_change_the_key_of_seeded_fragments() -> None:
-    parameters = WatershedConfig(id_mode="blocks").parameters()
-    assert not {"method", "mutex_bias", "mutex_strides", "remove_debris_vox"} & set(parameters)
-    assert set(WatershedConfig.model_fields) - set(parameters) == set(
-        WatershedConfig(method="mutex", id_mode="blocks").parameters()
-    ) - set(parameters)
+def test_options_that_are_not_used_do_not_change_a_key() -> None:
+    mutex_only = {"method", "mutex_bias", "mutex_strides", "remove_debris_vox"}
+    published = WatershedConfig(id_mode="blocks").parameters()
+    assert set(WatershedConfig.model_fields) - set(published) == {*mutex_only, "boundary"}
+    assert set(WatershedConfig(method="mutex", id_mode="blocks").parameters()) == {*published, *mutex_only}
+
+
+def test_only_the_boundary_by_affinity_is_part_of_a_key() -> None:
+    """Results of before the setting have the key of "distance"; and the default has that of "affinity"."""
+    default, said, distance = (WatershedConfig(boundary=b).parameters() for b in (None, "affinity", "distance"))
+    assert default == said == distance | {"boundary": "affinity"}
+    assert "boundary" not in distance
+    assert (
+        WatershedConfig(id_mode="blocks", boundary="distance").parameters()
+        == WatershedConfig(id_mode="blocks").parameters()
+    )
 
 
 @pytest.mark.parametrize(

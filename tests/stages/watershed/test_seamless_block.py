@@ -10,11 +10,11 @@ from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.graph import RagNodes
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, seamless_fragments_of_block, seeded_fragments
+from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, seamless_fragments_of_block
 from lsdflow_watershed.blocking import plan_blocks
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.distance import inside_mask, squared_distance
-from lsdflow_watershed.fragments import FragmentRules, extract_fragments
+from lsdflow_watershed.fragments import FragmentRules, extract_fragments, seeded_fragments
 from lsdflow_watershed.ids import check_voxel_range, number_seeds, seed_ids
 from lsdflow_watershed.nodes import partial_nodes
 from lsdflow_watershed.seeds import label_seeds
@@ -148,7 +148,7 @@ def test_volumes_without_room_for_ids_are_refused(total: Box, shape: Vox3, word:
 
 
 def test_fragments_are_those_of_the_published_flood_but_for_ties(affs: NDArray[np.uint8]) -> None:
-    rules = FragmentRules(min_seed_distance_vox=5)
+    rules = FragmentRules(min_seed_distance_vox=5, boundary="distance")
     published = extract_fragments(affs, None, rules)
     found, _ = seeded_fragments(affs, None, rules)
     assert np.unique(found).size == np.unique(published).size

@@ -1,17 +1,24 @@
-"""Floods with ties decided by seeds: equal to a heap, and to themselves in a flipped volume."""
+"""Floods with ties decided by seeds: equal to a heap, and to themselves in a flipped volume. Depths of the boundary."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from lsdflow_contract.arrays import quantise_u8
+from lsdflow_watershed.distance import inside_mask, squared_distance
+from lsdflow_watershed.fragments import FragmentRules, seeded_fragments
+from lsdflow_watershed.ids import number_seeds
 from lsdflow_watershed.seamless_flood import flood_by_seed
+from lsdflow_watershed.seeds import label_seeds
 
 NEIGHBOURS = [(-1, 0, 0), (0, -1, 0), (0, 0, -1), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
 
@@ -106,3 +113,77 @@ def test_inputs_are_not_changed() -> None:
     flood_by_seed(depth, seeds, in_xy=False)
     assert np.array_equal(depth, before[0])
     assert np.array_equal(seeds, before[1])
+
+
+def fragments_by_hand(
+    affs: NDArray[np.uint8], mask: NDArray[np.uint8], rules: FragmentRules
+) -> tuple[NDArray[np.uint32], int]:
+    """Slow reference, voxel by voxel; and the number of voxels that the published rule gives to another seed."""
+    in_xy = rules.fragments_in_xy
+    inside = inside_mask(affs, in_xy) & (mask > 0)
+    distance = squared_distance(inside, in_xy)
+    seeds, _ = number_seeds(label_seeds(distance, rules.min_seed_distance_vox, in_xy))
+    depth = np.zeros(mask.shape, np.int32)
+    for voxel in itertools.product(*map(range, mask.shape)):
+        if distance[voxel] > 0:
+            depth[voxel] = 6 * 255 + distance[voxel]  # deeper than any of the others, in the old order
+        elif mask[voxel]:
+            for axis in (1, 2) if in_xy else (0, 1, 2):
+                after = list(voxel)
+                after[axis] = min(voxel[axis] + 1, mask.shape[axis] - 1)  # at the end: the one before it again
+                depth[voxel] += int(affs[(axis, *voxel)]) + int(affs[(axis, *after)])
+    labels = flood_with_a_heap(depth, seeds, in_xy) * (mask > 0)
+    published = flood_by_seed(distance, seeds, in_xy) * (mask > 0)
+    return labels.astype(np.uint32), int((labels != published).sum())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("in_xy", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**20))
+def test_the_boundary_zone_is_flooded_as_by_hand(in_xy: bool, masked: bool, seed: int) -> None:
+    """Few grey levels give many ties; shapes with one voxel along an axis are among them."""
+    generator = np.random.default_rng(seed)
+    affs = (generator.integers(0, 6, (3, *generator.integers(1, 12, 3))) * 51).astype(np.uint8)
+    mask = (generator.random(affs.shape[1:]) < (0.8 if masked else 2)).astype(np.uint8)
+    rules = FragmentRules(fragments_in_xy=in_xy, min_seed_distance_vox=3)
+    found, _ = seeded_fragments(affs, mask if masked else None, rules)
+    assert np.array_equal(found, fragments_by_hand(affs, mask, rules)[0])
+
+
+@pytest.mark.parametrize("in_xy", [False, True])
+def test_the_boundary_zone_of_a_real_network_is_flooded_as_by_hand(shared_data: Path, in_xy: bool) -> None:
+    predicted = zarr.open_array(shared_data / "lsd_reference" / "fib.zarr" / "pred_affs", mode="r")
+    affs = quantise_u8(np.asarray(predicted[:, 10:26, 4:28, 12:36]).astype(np.float32))
+    mask = np.ones(affs.shape[1:], np.uint8)
+    mask[:, :5, 18:] = 0
+    rules = FragmentRules(fragments_in_xy=in_xy, min_seed_distance_vox=5)
+    found, first = seeded_fragments(affs, mask, rules)
+    wanted, moved = fragments_by_hand(affs, mask, rules)
+    assert np.array_equal(found, wanted)
+    assert len(first) > 5
+    assert moved > 50, "the published rule gives these to other seeds"
+
+
+def in_a_row(*affinities: float) -> NDArray[np.uint8]:
+    return np.broadcast_to((np.array(affinities) * 255).astype(np.uint8), (3, 1, 1, len(affinities))).copy()
+
+
+def test_floods_meet_where_the_affinity_is_lowest_and_as_published_in_the_middle() -> None:
+    affs = in_a_row(0.9, 0.9, 0.9, 0.4, 0.4, 0.4, 0.4, 0.4, 0.1, 0.9, 0.9, 0.9)
+    found, _ = seeded_fragments(affs, None, FragmentRules())
+    assert found.ravel().tolist() == [1] * 8 + [2] * 4
+    found, _ = seeded_fragments(affs, None, FragmentRules(boundary="distance"))
+    assert found.ravel().tolist() == [1] * 6 + [2] * 6
+
+
+def test_what_is_outside_the_mask_carries_no_flood_before_the_boundary() -> None:
+    """High affinities there would let the left cell grow behind the right one."""
+    affs = np.repeat(in_a_row(0.9, 0.9, 0.9, 0.2, 0.2, 0.9, 0.9, 0.9), 3, axis=2)
+    affs[:, 0, 0] = affs[:, 0, 2] = 51
+    affs[:, 0, 0, 3:] = 255
+    mask = np.ones(affs.shape[1:], np.uint8)
+    mask[0, 0, 3:] = 0
+    found, _ = seeded_fragments(affs, mask, FragmentRules())
+    assert found[0, 1].tolist() == [1] * 4 + [2] * 4
+    assert not found[mask == 0].any()

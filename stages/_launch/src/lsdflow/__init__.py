@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -114,6 +114,7 @@ def extract_fragments(
     fragments_in_xy: bool = False,
     min_seed_distance_vox: int = 10,
     filter_fragments: float = 0.0,
+    boundary: Literal["affinity", "distance"] = "affinity",
 ) -> NDArray[np.uint64]:
     """Affinities uint8 (3 or more, z, y, x) -> fragments (supervoxels) uint64 (z, y, x), 0 = none.
 
@@ -126,11 +127,13 @@ def extract_fragments(
     affs = _affinities(affinities)
     box = _box(affs)
     inside = None if mask is None else _checked(mask, "mask", np.uint8, 3, "(mask > 0).astype(np.uint8)", box)
-    if min_seed_distance_vox < 2 or not 0 <= filter_fragments <= 1:
-        wanted = "min_seed_distance_vox >= 2, filter_fragments from 0 to 1"
-        raise UsageError("no such rule", wanted=wanted, found=f"{min_seed_distance_vox}, {filter_fragments}")
+    if min_seed_distance_vox < 2 or not 0 <= filter_fragments <= 1 or boundary not in ("affinity", "distance"):
+        wanted = 'min_seed_distance_vox >= 2, filter_fragments from 0 to 1, boundary "affinity" or "distance"'
+        found = f"{min_seed_distance_vox}, {filter_fragments}, {boundary!r}"
+        raise UsageError("no such rule", wanted=wanted, found=found)
     grid = Geometry((1.0, 1.0, 1.0), (0.0, 0.0, 0.0), box.shape_vox)
-    rules = BlockRules(FragmentRules(fragments_in_xy, min_seed_distance_vox, filter_fragments), voxels_per_block=1)
+    fragments = FragmentRules(fragments_in_xy, min_seed_distance_vox, filter_fragments, boundary=boundary)
+    rules = BlockRules(fragments, voxels_per_block=1)
     return seamless_fragments_of_block(affs, inside, BlockPlace(0, box, box), rules, grid)[0]
 
 

@@ -32,13 +32,10 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.graph import RagNodes
-from lsdflow_watershed.distance import inside_mask, squared_distance
-from lsdflow_watershed.fragments import FragmentRules, drop_weak_fragments, extract_fragments
-from lsdflow_watershed.ids import global_ids, number_components, number_seeds, seed_ids
+from lsdflow_watershed.fragments import FragmentRules, extract_fragments, seeded_fragments
+from lsdflow_watershed.ids import global_ids, number_components, seed_ids
 from lsdflow_watershed.mutex import MutexRules, extract_mutex_fragments
 from lsdflow_watershed.nodes import fragment_nodes, partial_nodes
-from lsdflow_watershed.seamless_flood import flood_by_seed
-from lsdflow_watershed.seeds import label_seeds
 
 Filling = Literal["zero", "copy"]
 
@@ -98,12 +95,7 @@ def fragments_of_block(
         fragments = extract_fragments(affs, mask, rules.fragments)
     else:
         fragments = extract_mutex_fragments(affs, mask, rules.fragments, rules.mutex, place.read.begin_vox)
-    if rules.bad_z:
-        fragments = replace_sections(fragments, place.read.begin_vox[0], rules.bad_z, rules.filling)
-        if mask is not None:
-            fragments[mask == 0] = 0
-    cropped = fragments[place.write.slices(relative_to=place.read.begin_vox)]
-    numbers, count = number_components(cropped)
+    numbers, count = number_components(_of_write_box(fragments, mask, place, rules))
     ids = global_ids(numbers, place.number, rules.voxels_per_block)
     first_id = place.number * rules.voxels_per_block + 1
     return ids, fragment_nodes(numbers, count, first_id, place.write.begin_vox, grid)
@@ -120,32 +112,16 @@ def seamless_fragments_of_block(
     :returns: (z, y, x) u64 ids of the write box, 0 = no fragment; and a row for each id, ascending.
     """
     fragments, first = seeded_fragments(affs, mask, rules.fragments)
+    ids = seed_ids(first, place.read, grid.shape_vox)
+    cropped = _of_write_box(fragments, mask, place, rules)
+    return ids[cropped], partial_nodes(cropped, ids, place.write.begin_vox, grid)
+
+
+def _of_write_box(
+    fragments: NDArray[np.uint32], mask: NDArray[np.uint8] | None, place: BlockPlace, rules: BlockRules
+) -> NDArray[np.uint32]:
     if rules.bad_z:
         fragments = replace_sections(fragments, place.read.begin_vox[0], rules.bad_z, rules.filling)
         if mask is not None:
             fragments[mask == 0] = 0
-    ids = seed_ids(first, place.read, grid.shape_vox)
-    cropped = fragments[place.write.slices(relative_to=place.read.begin_vox)]
-    return ids[cropped], partial_nodes(cropped, ids, place.write.begin_vox, grid)
-
-
-def seeded_fragments(
-    affs: NDArray[np.uint8], mask: NDArray[np.uint8] | None, rules: FragmentRules
-) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Fragments of a box, numbered by their seeds.
-
-    :returns: (z, y, x) numbers 1..n, 0 = none; and (n,) row-major index of the first voxel of each seed in the box.
-    :raises BadData: if `affs` is not a u8 array of three channels.
-    """
-    in_xy = rules.fragments_in_xy
-    inside = inside_mask(affs, in_xy)
-    if mask is not None:
-        inside &= mask > 0
-    distance = squared_distance(inside, in_xy)
-    seeds, first = number_seeds(label_seeds(distance, rules.min_seed_distance_vox, in_xy))
-    fragments = flood_by_seed(distance, seeds, in_xy)
-    if mask is not None:
-        fragments[mask == 0] = 0
-    if rules.filter_fragments > 0:
-        fragments = drop_weak_fragments(fragments, affs, rules.filter_fragments, in_xy)
-    return fragments, first
+    return fragments[place.write.slices(relative_to=place.read.begin_vox)]

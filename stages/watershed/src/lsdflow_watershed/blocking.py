@@ -25,8 +25,11 @@ def plan_blocks(config: WatershedConfig, total: Box, voxel_size_nm: Nm3) -> Bloc
     shape_vox = config.block_shape.to_vox(voxel_size_nm, "watershed.block_shape")
     plan = block_plan(total, shape_vox, context_vox(config, voxel_size_nm), "watershed")
     if config.id_mode == "blocks":
-        _check_block_ids(len(plan), math.prod(shape_vox))
-    read_vox = math.prod(s + 2 * c + 2 for s, c in zip(shape_vox, plan.context_vox, strict=True))
+        check_id_range(len(plan), math.prod(shape_vox))
+    rim_vox = 2  # of the flood
+    read_vox = math.prod(
+        s + 2 * c + a + rim_vox for s, c, a in zip(shape_vox, plan.context_vox, voxels_after(config), strict=True)
+    )
     if read_vox > LARGEST_VOLUME_VOX:
         raise ConfigError(
             "a block is too large",
@@ -37,26 +40,13 @@ def plan_blocks(config: WatershedConfig, total: Box, voxel_size_nm: Nm3) -> Bloc
     return plan
 
 
-def _check_block_ids(block_count: int, voxels_per_block: int) -> None:
-    try:
-        check_id_range(block_count, voxels_per_block)
-    except ConfigError as error:
-        error.where = "watershed.block_shape"
-        raise
-
-
 def check_seed_ids(config: WatershedConfig, total: Box, grid_shape_vox: Vox3) -> None:
     """Raise ConfigError for a target whose voxel positions cannot be ids of seeds (mode `seamless`).
 
     :raises ConfigError: too many voxels, or `total` is not inside the target.
     """
-    if config.id_mode != "seamless":
-        return
-    try:
+    if config.id_mode == "seamless":
         check_voxel_range(total, grid_shape_vox)
-    except ConfigError as error:
-        error.where = "watershed.id_mode"
-        raise
 
 
 def context_vox(config: WatershedConfig, voxel_size_nm: Nm3) -> Vox3:
@@ -66,6 +56,13 @@ def context_vox(config: WatershedConfig, voxel_size_nm: Nm3) -> Vox3:
     reach_nm = DEFAULT_CONTEXT_EDGES[config.id_mode] * min(voxel_size_nm)
     z, y, x = (math.ceil(reach_nm / edge - 1e-6) for edge in voxel_size_nm)
     return z, y, x
+
+
+def voxels_after(config: WatershedConfig) -> Vox3:
+    """What a block reads at its end beyond its context: affinities to the voxels after those of the context."""
+    if config.boundary_rule == "distance":
+        return 0, 0, 0
+    return 0 if config.fragments_in_xy else 1, 1, 1
 
 
 def check_sections(bad_z: Collection[int], section_count: int) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from lsdflow_contract.geometry import Lengths, LengthsField
 from lsdflow_contract.model import StrictModel
 
+Boundary = Literal["affinity", "distance"]
 MUTEX_ONLY = ("method", "mutex_bias", "mutex_strides", "remove_debris_vox")
 
 
@@ -37,6 +38,12 @@ class WatershedConfig(StrictModel):
         default=10,
         ge=2,
         description="each seed is the deepest voxel of a window with this edge, voxels; lower = more fragments",
+    )
+    boundary: Boundary | None = Field(
+        default=None,
+        description="who gets the voxels of the boundary, whose mean affinity is at most one half. affinity: the seed "
+        "reached along the highest affinities; distance (as published): the nearest seed (default: affinity; "
+        "distance if id_mode = blocks)",
     )
     epsilon_agglomerate: float = Field(
         default=0.0,
@@ -85,9 +92,12 @@ class WatershedConfig(StrictModel):
     zarr_format: Literal[2, 3] = Field(default=3, description="zarr format of volumes/fragments")
 
     @model_validator(mode="after")
-    def _joined_once(self) -> Self:
+    def _of_the_id_mode(self) -> Self:
         if self.id_mode == "seamless" and self.epsilon_agglomerate > 0:
             msg = 'epsilon_agglomerate joins what one block sees: leave that to agglomerate, or set id_mode = "blocks"'
+            raise ValueError(msg)
+        if self.id_mode == "blocks" and self.boundary == "affinity":
+            msg = 'boundary = "affinity" needs id_mode = "seamless"; the fragments of "blocks" are those published'
             raise ValueError(msg)
         return self
 
@@ -102,6 +112,16 @@ class WatershedConfig(StrictModel):
             raise ValueError(msg)
         return self
 
+    @property
+    def boundary_rule(self) -> Boundary:
+        """The setting, or the default of the id mode."""
+        return self.boundary or ("affinity" if self.id_mode == "seamless" else "distance")
+
     def parameters(self) -> dict[str, Any]:
-        """All options as plain values; those of the mutex watershed only if it is used: else no key depends on them."""
-        return self.model_dump(mode="json", exclude=set() if self.method == "mutex" else set(MUTEX_ONLY))
+        """All options as plain values, without those of a method that is not used: no key depends on them.
+
+        The published rule of the boundary is not named, because results that are older than the other have its key.
+        """
+        unused = {"boundary"} if self.method == "mutex" else {"boundary", *MUTEX_ONLY}
+        rule = {"boundary": "affinity"} if self.boundary_rule == "affinity" else {}
+        return self.model_dump(mode="json", exclude=unused) | rule

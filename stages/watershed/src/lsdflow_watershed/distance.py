@@ -13,6 +13,15 @@ instead of a heap. The transform:
                    q
 
 Inside cells k stays below their radius. Neighbouring columns are processed together by vector instructions.
+
+The voxels that are not inside, the *boundary zone*, all have depth 0, so geometry alone would decide which flood gets
+them. With `boundary = "affinity"` they have depths as well: the sum of the affinities to their neighbours, three before
+and three after (in xy: two and two). All of these are below the depths inside, which are raised by the largest sum.
+
+               cell A       boundary zone         cell B
+    affinity   .9 .9 .9   .4 .4 .4 .4 .4 .1   .9 .9 .9
+    distance   A  A  A    A  A  A  B  B  B    B  B  B      the floods meet in the middle of the zone,
+    affinity   A  A  A    A  A  A  A  A  B    B  B  B      or at the membrane
 """
 
 from __future__ import annotations
@@ -24,6 +33,8 @@ from lsdflow_contract.errors import BadData
 from lsdflow_runtime.compiled import compiled
 
 FULL_SCALE = 255
+# No sum of the affinities of a voxel to its six neighbours is larger.
+LARGEST_SUM = 6 * FULL_SCALE
 _TILE = 64
 
 
@@ -80,6 +91,26 @@ def squared_distance_transform(inside: NDArray[np.bool_]) -> NDArray[np.int32]:
         _along_columns(section)
     _along_columns(squared.reshape(inside.shape[0], -1))
     return squared
+
+
+def raise_boundary_zone(distance_squared: NDArray[np.int32], affs: NDArray[np.uint8], in_xy: bool) -> NDArray[np.int32]:
+    """Depths for a flood that follows the affinities in the boundary zone; the order of depths inside stays.
+
+    The affinity after a voxel is that of the next voxel to the one before it. After the last voxel of an axis there is
+    none: the one before it counts twice.
+
+    :param distance_squared: (z, y, x), 0 in the boundary zone.
+    :param affs: (3 or more, z, y, x) u8, channels z, y, x.
+    :param in_xy: use the in-plane channels 1 (y) and 2 (x) only.
+    :returns: (z, y, x) distance_squared + LARGEST_SUM inside, elsewhere the sum of the affinities, 0 to LARGEST_SUM.
+    """
+    total = np.zeros(distance_squared.shape, np.uint16)
+    for axis in (1, 2) if in_xy else (0, 1, 2):
+        last = total.shape[axis] - 1
+        total += affs[axis]
+        total += affs[axis].take(np.minimum(np.arange(1, last + 2), last), axis)
+    depth: NDArray[np.int32] = np.where(distance_squared > 0, distance_squared + LARGEST_SUM, total)
+    return depth
 
 
 @compiled

@@ -76,6 +76,7 @@ def check_id_range(block_count: int, voxels_per_block: int) -> None:
     if largest >= ID_LIMIT:
         raise ConfigError(
             "fragment ids do not fit into 64 bits",
+            where="watershed.block_shape",
             wanted=f"largest id below 2^63 = {ID_LIMIT}",
             found=f"{block_count} blocks of {voxels_per_block} voxels: largest id {largest}",
             fix="choose a block_shape that wastes fewer voxels outside the volume",
@@ -131,6 +132,7 @@ def check_voxel_range(total: Box, grid_shape_vox: Vox3) -> None:
     if largest >= ID_LIMIT:
         raise ConfigError(
             "fragment ids do not fit into 64 bits",
+            where="watershed.id_mode",
             wanted=f"at most 2^63 - 1 = {ID_LIMIT - 1} voxels in the target",
             found=f"{grid_shape_vox}: {largest} voxels",
             fix='watershed.id_mode = "blocks", or a smaller target',
@@ -138,6 +140,7 @@ def check_voxel_range(total: Box, grid_shape_vox: Vox3) -> None:
     if not Box((0, 0, 0), grid_shape_vox).contains(total):
         raise ConfigError(
             "seeds outside the target have no place in it",
+            where="watershed.id_mode",
             wanted=f"affinities inside {Box((0, 0, 0), grid_shape_vox)}",
             found=str(total),
             fix='watershed.id_mode = "blocks"',

@@ -31,7 +31,7 @@ from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_runtime.compiled import compiled
 from lsdflow_watershed.distance import FULL_SCALE
-from lsdflow_watershed.fragments import FragmentRules, agglomerate_until, drop_weak_fragments
+from lsdflow_watershed.fragments import FragmentRules, strong_fragments
 from lsdflow_watershed.mutex_clusters import Clusters
 
 Bytes = NDArray[np.uint8]
@@ -273,17 +273,12 @@ def extract_mutex_fragments(
     :param begin_vox: where the box begins in the volume.
     :returns: (z, y, x), 0 = no fragment; numbers mean nothing outside this array.
     """
-    in_xy = rules.fragments_in_xy
-    chosen = [n for n, channel in enumerate(mutex.channels) if not (in_xy and channel.offset_vox[0])]
+    chosen = [n for n, channel in enumerate(mutex.channels) if not (rules.fragments_in_xy and channel.offset_vox[0])]
     values = affs if len(chosen) == len(affs) else affs[chosen]
     fragments = mutex_watershed(values, [mutex.channels[n] for n in chosen], mask, begin_vox)
     if mutex.remove_debris_vox > 1:
         fragments = remove_debris(fragments, mutex.remove_debris_vox)
-    if rules.filter_fragments > 0:
-        fragments = drop_weak_fragments(fragments, affs, rules.filter_fragments, in_xy)
-    if rules.epsilon_agglomerate > 0:
-        fragments = agglomerate_until(fragments, affs, rules.epsilon_agglomerate)
-    return fragments
+    return strong_fragments(fragments, affs, mask, rules)
 
 
 def remove_debris(fragments: NDArray[np.uint32], smallest_vox: int) -> NDArray[np.uint32]:

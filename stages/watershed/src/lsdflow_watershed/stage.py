@@ -19,7 +19,7 @@ from lsdflow_runtime.io.target import knows_target, target_grid
 from lsdflow_runtime.io.volumes import OutputArray
 from lsdflow_runtime.store.stores import store_facts
 from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block, seamless_fragments_of_block
-from lsdflow_watershed.blocking import check_sections, check_seed_ids, plan_blocks
+from lsdflow_watershed.blocking import check_sections, check_seed_ids, plan_blocks, voxels_after
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.fragments import FragmentRules
 from lsdflow_watershed.inputs import WatershedInputs, note_mask, open_inputs, open_mask, read_mask
@@ -110,6 +110,7 @@ def _opened(
             min_seed_distance_vox=config.min_seed_distance_vox,
             filter_fragments=config.filter_fragments,
             epsilon_agglomerate=config.epsilon_agglomerate,
+            boundary=config.boundary_rule,
         ),
         voxels_per_block=math.prod(blocks.write_shape_vox),
         bad_z=frozenset(config.replace_sections),
@@ -117,10 +118,11 @@ def _opened(
         mutex=mutex,
     )
     make_fragments = fragments_of_block if config.id_mode == "blocks" else seamless_fragments_of_block
+    after_vox = voxels_after(config)
 
     def make_block(block: Block) -> BlockOutput:
         """Fragments u64 (z, y, x) of one block from affs u8 (3, z, y, x), and their nodes."""
-        read = block.read.intersect(inputs.affs.box)
+        read = block.read.grow((0, 0, 0), after_vox).intersect(inputs.affs.box)
         place = BlockPlace(block.number, block.write, read)
         ids, nodes = make_fragments(inputs.affs.read(read), read_mask(inputs, read), place, rules, inputs.grid)
         return BlockOutput(arrays={"fragments": ids}, nodes=nodes, facts={"fragments": len(nodes)})

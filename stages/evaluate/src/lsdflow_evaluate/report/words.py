@@ -210,6 +210,7 @@ def _watershed_settings(data: ReportData) -> str:
         return ""
     config, resolved = finished.config, finished.config.get("resolved", {})
     named = [] if _fragments_by(data) == "mutex" else [f"min_seed_distance_vox {config.get('min_seed_distance_vox')}"]
+    named += ["boundary affinity"] if config.get("boundary") == "affinity" else []
     named += ["seeds and growth within sections"] if config.get("fragments_in_xy") else []
     named += [f"{name} {config[name]:g}" for name in _FILTERS if config.get(name)]
     if "block_shape_vox" in resolved:
