@@ -1,13 +1,13 @@
 """How much the answer depends on the size of blocks: one shot, published blocks, seamless blocks, on one volume.
 
     .venv/blocks/bin/python benchmarks/block_invariance.py [--volume FIB25.zarr] [--edges 64 84 128] [--contexts 16 32]
-        [--size 250] [--affinities AFFS.zarr/volumes/affs] [--blocks]
+        [--size 250] [--affinities AFFS.zarr/volumes/affs] [--modes seamless distance blocks]
 
 Data: real labels. Affinities are made from them (boundary of one voxel, smoothed, with shared, own and white noise), or
 are given. Everything is computed by the functions that the stages call, in one process; thresholds 0, 0.02 to 1. Rows:
 
     fragments    number, and relative to one shot of the same mode
-    same id      share of voxels with the id of one shot (seamless)
+    same id      share of voxels with the id of one shot (seamless; distance: the same with boundary = "distance")
     best VOI     smallest VOI against the truth (split + merge in bits) over all thresholds, and its threshold
     VOI to one   VOI between this segmentation and that of one shot, both at the best threshold of one shot
 """
@@ -43,6 +43,7 @@ from lsdflow_metrics.scores import score
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_segment.components import ThresholdSweep
 from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block, seamless_fragments_of_block
+from lsdflow_watershed.config import Boundary
 from lsdflow_watershed.fragments import FragmentRules
 
 SHARED = Path(__file__).resolve().parents[2] / "shared/data/fib25/trvol-250-2.zarr"
@@ -95,10 +96,10 @@ def blocks_graph(affs: Bytes, edge_vox: int, context_vox: int) -> tuple[Ids, Rag
     return fragments, RagEdges.concatenate([part[MERGE_FUNCTION] for part in parts])
 
 
-def seamless_graph(affs: Bytes, edge_vox: int, context_vox: int) -> tuple[Ids, RagEdges]:
+def seamless_graph(affs: Bytes, edge_vox: int, context_vox: int, boundary: Boundary) -> tuple[Ids, RagEdges]:
     """Fragments and edges of the seamless mode."""
     plan, grid = plan_of(affs, edge_vox, context_vox)
-    rules = BlockRules(FragmentRules(), 1)
+    rules = BlockRules(FragmentRules(boundary=boundary), 1)
     fragments = np.zeros(affs.shape[1:], np.uint64)
     for block in plan.blocks():
         read = block.read.grow((0, 0, 0), (1, 1, 1)).intersect(plan.total)
@@ -124,8 +125,11 @@ def cut(affs: Bytes, box: Box) -> Bytes:
 def measured(mode: str, affs: Bytes, truth: Ids, edge_vox: int, context_vox: int) -> Row:
     """Fragments, edges, the segmentation of every threshold and its VOI."""
     started = time.perf_counter()
-    make = blocks_graph if mode == "blocks" else seamless_graph
-    fragments, edges = make(affs, edge_vox, context_vox)
+    if mode == "blocks":
+        fragments, edges = blocks_graph(affs, edge_vox, context_vox)
+    else:
+        boundary: Boundary = "distance" if mode == "distance" else "affinity"
+        fragments, edges = seamless_graph(affs, edge_vox, context_vox, boundary)
     seconds = time.perf_counter() - started
     ids = np.unique(fragments)
     ids = ids[ids > 0]
@@ -138,7 +142,7 @@ def measured(mode: str, affs: Bytes, truth: Ids, edge_vox: int, context_vox: int
 
 def reported(row: Row, one: Row) -> str:
     """A line of the table."""
-    same = f"{(row.fragments == one.fragments).mean():.1%}" if row.mode == "seamless" else "-"
+    same = f"{(row.fragments == one.fragments).mean():.1%}" if row.mode != "blocks" else "-"
     between = lsdflow.compare(row.segmentation(one.best), one.segmentation(one.best)).voi
     ratio = len(row.ids) / len(one.ids) - 1
     cells = [
@@ -161,7 +165,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--contexts", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--size", type=int, default=250, help="edge of the cube that is cut out")
     parser.add_argument("--noise", type=float, default=1.0)
-    parser.add_argument("--modes", nargs="+", default=["seamless", "blocks"], choices=["seamless", "blocks"])
+    parser.add_argument(
+        "--modes", nargs="+", default=["seamless", "blocks"], choices=["seamless", "distance", "blocks"]
+    )
     return parser.parse_args()
 
 

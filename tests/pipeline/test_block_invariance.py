@@ -55,7 +55,7 @@ def test_seamless_blocks_segment_real_neurons_as_one_shot_does(
 def test_one_shot_is_the_published_one_but_for_ties(benchmark: ModuleType, truth: NDArray[np.uint64]) -> None:
     """Graph against waterz on voxels, flood of turns against the published queue."""
     affs = benchmark.truth_affinities(truth, 1.0)
-    seamless, published = (benchmark.measured(mode, affs, truth, 96, 0) for mode in ("seamless", "blocks"))
+    seamless, published = (benchmark.measured(mode, affs, truth, 96, 0) for mode in ("distance", "blocks"))
     assert len(seamless.ids) == len(published.ids)
     assert seamless.voi[seamless.best] == pytest.approx(published.voi[published.best], abs=0.01)
     between = benchmark.contingency(seamless.segmentation(published.best), published.segmentation(published.best))
