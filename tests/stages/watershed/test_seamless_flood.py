@@ -178,12 +178,11 @@ def test_floods_meet_where_the_affinity_is_lowest_and_as_published_in_the_middle
 
 
 def test_what_is_outside_the_mask_carries_no_flood_before_the_boundary() -> None:
-    """High affinities there would let the left cell grow behind the right one."""
-    affs = np.repeat(in_a_row(0.9, 0.9, 0.9, 0.2, 0.2, 0.9, 0.9, 0.9), 3, axis=2)
-    affs[:, 0, 0] = affs[:, 0, 2] = 51
-    affs[:, 0, 0, 3:] = 255
-    mask = np.ones(affs.shape[1:], np.uint8)
-    mask[0, 0, 3:] = 0
+    """The right cell would reach the middle first, over the voxels with high affinities above it."""
+    affs = np.zeros((3, 1, 2, 9), np.uint8)
+    affs[:, :, 1:] = in_a_row(0.9, 0.9, 0.9, 0.3, 0.3, 0.3, 0.9, 0.9, 0.9)
+    affs[2, 0, 1, 6] = affs[2, 0, 1, 5]  # as from the left cell to the boundary
+    affs[:, 0, 0, 4:] = 255
+    mask = np.array([[[0] * 9, [1] * 9]], np.uint8)
     found, _ = seeded_fragments(affs, mask, FragmentRules())
-    assert found[0, 1].tolist() == [1] * 4 + [2] * 4
-    assert not found[mask == 0].any()
+    assert found.tolist() == [[[0] * 9, [1] * 5 + [2] * 4]], "equal ways: the smaller seed has the middle"
