@@ -14,7 +14,7 @@ import zarr
 from numpy.typing import NDArray
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "block_invariance.py"
-LARGEST_VOI_TO_ONE_SHOT, LARGEST_LOSS = 0.02, 0.005
+LARGEST_VOI_TO_ONE_SHOT = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,10 @@ def test_seamless_blocks_segment_real_neurons_as_one_shot_does(
     affs = benchmark.truth_affinities(truth, 1.0)
     one = benchmark.measured("seamless", affs, truth, 96, 0)
     assert one.voi[one.best] < 0.6 * one.voi[0], "the threshold must matter"
-    for context_vox, more in ((16, 0.3), (32, 0.05)):
+    for context_vox, more, largest_loss in ((16, 0.3, 0.01), (32, 0.05, 0.002)):
         row = benchmark.measured("seamless", affs, truth, 48, context_vox)
         assert len(one.ids) <= len(row.ids) <= (1 + more) * len(one.ids)
-        assert abs(row.voi[row.best] - one.voi[one.best]) <= LARGEST_LOSS
+        assert abs(row.voi[row.best] - one.voi[one.best]) <= largest_loss
         between = benchmark.contingency(row.segmentation(one.best), one.segmentation(one.best))
         assert benchmark.score(between).voi <= LARGEST_VOI_TO_ONE_SHOT
     cells = benchmark.reported(row, one).split("|")
