@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -90,7 +91,7 @@ def doctor(
 
     with exit_codes(debug, as_json):
         lines = findings(folder)
-        typer.echo(json.dumps([line.as_dict() for line in lines]) if as_json else "\n".join(x.line() for x in lines))
+        typer.echo(json.dumps([asdict(line) for line in lines]) if as_json else "\n".join(x.line() for x in lines))
     raise typer.Exit(1 if any(line.state == "FAIL" for line in lines) else 0)
 
 

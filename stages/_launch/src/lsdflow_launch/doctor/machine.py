@@ -66,7 +66,7 @@ def _command(stage: str) -> Finding:
         return fail(stage, error.what, error.fix)
     answer = ask_program([str(command), "--version"], STAGE_S)
     reported = answer.out.strip()
-    if answer.fine and f"(contract {CONTRACT_MAJOR}." in reported:
+    if not answer.problem and f"(contract {CONTRACT_MAJOR}." in reported:
         return ok(stage, reported)
     return fail(stage, reported or answer.problem, f"install the stage of contract {CONTRACT_VERSION}: make setup")
 
@@ -109,7 +109,7 @@ def gpu_findings() -> Iterator[Finding]:
     with ThreadPoolExecutor() as pool:
         answers = pool.map(lambda stage: ask_stage_in_time(stage, ["doctor", "--json"]), ONE_OF_EACH_TORCH)
         answer = ask_program(QUERY)
-        gpus = [line for line in answer.out.splitlines() if line.strip()] if answer.fine else []
+        gpus = [line for line in answer.out.splitlines() if line.strip()] if not answer.problem else []
         if not answer.here:
             yield ok("GPU", "no driver: networks run on the CPU (profile tiny, compute.device auto)")
         elif not gpus:
@@ -151,7 +151,7 @@ def container_findings() -> Iterator[Finding]:
 
 
 def _engine_finding(name: str, answer: Answer) -> Finding:
-    if answer.fine and answer.out.strip():
+    if not answer.problem and answer.out.strip():
         return ok(name, answer.out.strip().splitlines()[-1])
     return warn(
         name,

@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,10 @@ def tried_out(folder: Path) -> dict[str, Any]:
     except OSError as error:
         return {**facts, "problem": f"nothing can be written: {error.strerror}", "errno": error.errno or 0}
     try:
-        for name, trial in _TRIALS.items():
+        for trial in (_rename, _exclusive, _clock, _speed):
             facts |= trial(probe)
-            facts.setdefault(name, True)
     except OSError as error:
-        facts |= {"problem": f"{name}: {error.strerror}", "errno": error.errno or 0}
+        facts |= {"problem": f"{trial.__name__[1:]}: {error.strerror}", "errno": error.errno or 0}
     finally:
         shutil.rmtree(probe, ignore_errors=True)
     return facts
@@ -99,14 +97,6 @@ def _speed(probe: Path) -> dict[str, Any]:
         "read_mb_per_s": SPEED_BYTES / 1e6 / (read - reading),
         "reads_back_what_was_written": same and path.stat().st_size == SPEED_BYTES,
     }
-
-
-_TRIALS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "atomic_rename": _rename,
-    "exclusive_creation": _exclusive,
-    "clock_ahead_s": _clock,
-    "write_mb_per_s": _speed,
-}
 
 
 def _room(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import json
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from lsdflow_contract.errors import MissingInput
@@ -30,28 +31,13 @@ class Finding:
     found: str
     fix: str = ""
 
-    def as_dict(self) -> dict[str, str]:
-        """Return the finding for --json."""
-        return asdict(self)
-
     def line(self) -> str:
         """Return the finding as a line of text."""
         return f"{self.state:>4}  {self.subject}: {self.found}" + (f"\n      fix: {self.fix}" if self.fix else "")
 
 
-def ok(subject: str, found: str) -> Finding:
-    """Return a finding without a problem."""
-    return Finding("ok", subject, found)
-
-
-def warn(subject: str, found: str, fix: str = "") -> Finding:
-    """Return a finding with a limitation; a run is possible."""
-    return Finding("warn", subject, found, fix)
-
-
-def fail(subject: str, found: str, fix: str) -> Finding:
-    """Return a finding that would make a run fail."""
-    return Finding("FAIL", subject, found, fix)
+# Of what was checked, what was found, and the fix. warn: a run is possible.
+ok, warn, fail = partial(Finding, "ok"), partial(Finding, "warn"), partial(Finding, "FAIL")
 
 
 @dataclass(frozen=True)
@@ -61,11 +47,6 @@ class Answer:
     out: str = ""
     problem: str = ""
     here: bool = True
-
-    @property
-    def fine(self) -> bool:
-        """True if it ended with exit code 0."""
-        return not self.problem
 
 
 def ask_program(command: Sequence[str], limit_s: float = QUICK_S) -> Answer:

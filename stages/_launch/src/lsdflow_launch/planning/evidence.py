@@ -227,7 +227,7 @@ def machines() -> Sequence[Facts]:
 def gpu_lines(experiment: Experiment) -> Iterator[str]:
     """Yield what the GPUs of this machine will do, and what a measured one did; nothing without one, or on the CPU."""
     answer = ask_program(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
-    names = answer.out.split("\n")[:-1] if answer.fine and experiment.compute.device != "cpu" else []
+    names = answer.out.split("\n")[:-1] if not answer.problem and experiment.compute.device != "cpu" else []
     if names:
         precision = experiment.tables.get("predict", {}).get("precision", "auto")
         chosen = (
