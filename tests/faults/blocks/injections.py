@@ -2,6 +2,7 @@
 
 {"before mark": 7}      SIGKILL when this place of a commit is reached for the 7th time (POINTS: eight of them)
 {"slow": 30}            every block takes 30 ms longer
+{"at once": 3}          no fault: each worker has three blocks at once, as on a GPU
 {"disk full": 5}        no space left from the 5th rename on;   {"disk flaky": 1}: one in a hundred fails, seed 1
 {"lock": 1.5}           locks expire after 1.5 s
 {"clock": -3600}        time.time() is an hour late;   {"clock back": 40}: steps back an hour at the 40th reading
@@ -35,7 +36,7 @@ from lsdflow_command import lock_file
 from lsdflow_contract import manifest
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.engine import block_task, blockwise
-from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.engine.block_task import BlockTask, Share
 from lsdflow_runtime.io.volumes import Volume
 from lsdflow_runtime.store.done_marks import DoneMarks
 from lsdflow_runtime.store.mongo_rag import MongoRagStore
@@ -90,6 +91,10 @@ def _die_at(point: str, nth: int) -> None:
 def _slow(milliseconds: float) -> None:
     for owner in MARKS:
         _wrap(owner, "mark_done", functools.partial(time.sleep, milliseconds / 1000), before=True)
+
+
+def _at_once(blocks: int) -> None:
+    BlockTask.shared = property(lambda task: Share(task.experiment.compute.workers, blocks))  # type: ignore[assignment]
 
 
 def _disk_full(nth: int) -> None:
@@ -269,6 +274,7 @@ def _wrap(owner: type, name: str, act: Callable[[], None], *, before: bool) -> N
 
 _HARMS: dict[str, Callable[[Any], None]] = {
     "slow": _slow,
+    "at once": _at_once,
     "disk full": _disk_full,
     "disk flaky": _disk_flaky,
     "lock": _lock,

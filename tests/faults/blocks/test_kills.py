@@ -80,6 +80,11 @@ def test_f2_killed_at_a_named_point_of_a_commit(world: World, point: str) -> Non
         finish(world, "F2", stage, folder, faults)
 
 
+def blocks_at_once(number: int) -> int:
+    """How many blocks the workers of the nth fault of a row have at once: on GPUs several, on CPUs one."""
+    return 3 if number % 2 == 0 else 1
+
+
 def kill_a_worker(pid: int, chance: random.Random) -> bool:
     """SIGKILL one of the workers that a coordinator has now; False if it has none, or it ended by itself meanwhile."""
     try:
@@ -94,8 +99,8 @@ def test_f1_workers_killed_at_random_moments(world: World) -> None:
     """Three kills in each run."""
     for number, seed in enumerate(seeds("F1", 7, 167)):
         chance, stage = random.Random(seed), KILLED[number % len(KILLED)]
-        folder = world.before(stage, f"f1-{number}", store_of(number))
-        pid = world.server.start(stage, folder, *DAISY, harm={"slow": slow_ms(BLOCKS)})
+        folder, at_once = world.before(stage, f"f1-{number}", store_of(number)), blocks_at_once(number)
+        pid = world.server.start(stage, folder, *DAISY, harm={"slow": slow_ms(BLOCKS), "at once": at_once})
         moments = sorted(chance.sample(range(1, BLOCKS - 8), 3))
         for least in moments:
             wait_for("blocks", lambda f=folder, s=stage, n=least: world.count_done(f, s) >= n)
@@ -104,7 +109,7 @@ def test_f1_workers_killed_at_random_moments(world: World) -> None:
         whole = world.is_whole(stage, folder)
         for least in moments:
             outcome = world.outcome(folder, resumed=code == 0, whole=whole)
-            world.note("F1", stage=stage, seed=seed, after_blocks=least, **outcome)
+            world.note("F1", stage=stage, seed=seed, at_once=at_once, after_blocks=least, **outcome)
         assert (code, whole) == (0, True)
         world.remove(folder)
 
@@ -117,7 +122,8 @@ def test_f3_f4_coordinator_stopped_or_killed(world: World, row: str) -> None:
         for seed in seeds(f"{row} {number}", KILLS, KILLS):
             chance, done = random.Random(seed), world.count_done(folder, stage)
             settings = DAISY if chance.random() < 0.5 else (SERIAL,)
-            pid = world.server.start(stage, folder, *settings, harm={"slow": slow_ms(BLOCKS - done)})
+            harm = {"slow": slow_ms(BLOCKS - done), "at once": blocks_at_once(number)}
+            pid = world.server.start(stage, folder, *settings, harm=harm)
             least = done + chance.randrange(1, (BLOCKS - done) // 2)
             wait_for("blocks", lambda f=folder, s=stage, n=least: world.count_done(f, s) >= n)
             sent = signal.SIGKILL if row == "F4" else chance.choice([signal.SIGTERM, signal.SIGUSR2])
@@ -143,7 +149,8 @@ def test_f19_workers_that_die_at_one_block_in_seven_leave_the_same_bits(world: W
         stage = KILLED[number % len(KILLED)]
         folder = world.before(stage, f"f19-{number}", store_of(number))
         began, died = time.monotonic(), folder.with_suffix(".deaths")
-        code = world.server.run(stage, folder, *DAISY, harm={"deaths": [seed, str(died)]})
+        harm = {"deaths": [seed, str(died)], "at once": blocks_at_once(number)}
+        code = world.server.run(stage, folder, *DAISY, harm=harm)
         took_s, deaths = time.monotonic() - began, died.stat().st_size
         whole = world.is_whole(stage, folder)
         facts = {"seed": seed, "took_s": round(took_s, 2), "deaths": deaths}

@@ -13,7 +13,7 @@ from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch
 from lsdflow_contract.geometry import Box
 from lsdflow_network.precision import inference_precision
 from lsdflow_predict import same_device
-from lsdflow_predict.blocks import LsdSource, TileCache, require_finite, require_parity
+from lsdflow_predict.blocks import Finite, LsdSource, TileCache, Window, require_finite, require_parity
 from lsdflow_predict.stage import Predict
 from lsdflow_predict.tiling import plan_tiling
 
@@ -84,16 +84,16 @@ def test_a_result_is_continued_on_the_same_kind_of_device_only(make_experiment, 
     assert (experiment.affinities() == found).all()
 
 
-def test_tiles_that_were_not_finite_are_computed_again() -> None:
-    """Another attempt at the block must not find them in the cache, where nothing tells that they are wrong."""
+def test_all_blocks_that_share_a_tile_which_is_not_finite_fail() -> None:
+    """Another block, or another attempt, finds it in the cache, where it must not pass for a checked one."""
     tiling = plan_tiling(SPEC, Box((0, 0, 0), (8, 8, 8)), (0, 0, 0), (8, 8, 8))
     tile = torch.zeros((10, *tiling.output_vox), dtype=torch.uint8), torch.tensor(False)
-    source = LsdSource(
-        tiling,
-        lambda raw, lsds, names: tile,
-        lambda box: torch.zeros(box.shape_vox, dtype=torch.uint8),
-        TileCache(1_000_000),
-    )
+    source = LsdSource(tiling, lambda raw, lsds, names: tile, TileCache(1_000_000))
+    seen = tiling.input((0, 0, 0))
+    raw = Window(seen, torch.zeros(seen.shape_vox, dtype=torch.uint8))
     for _ in range(2):
+        finite: list[Finite] = []
+        source.read(Box((0, 0, 0), (8, 8, 8)), raw, finite)
         with pytest.raises(BadData, match="NaN"):
-            source.read(Box((0, 0, 0), (8, 8, 8)))
+            require_finite(finite)
+    assert source.cache.computed == 1

@@ -1,6 +1,6 @@
 """Records of all attempts at blocks: outcome, time, memory and bytes.
 
-    runs/<stage>/attempts/<time>-<pid>-<host>.tsv      one file per process that computes blocks, one line per attempt
+    runs/<stage>/attempts/<time>.<thread>-<pid>-<host>.tsv   one file per thread with blocks, one line per attempt
 
 The first columns of a line are written when the attempt begins, the others when it ends. So if a process was lost, the
 last line of its file is incomplete. No result depends on these files, and a run continues without them (for example on
@@ -53,10 +53,10 @@ class Attempt:
 
 
 class AttemptLog:
-    """The file of this process for the pass with a key; created at its first attempt."""
+    """The file of a thread of this process for the pass with a key; created at its first attempt."""
 
-    def __init__(self, runs: Path, key: str) -> None:
-        name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}-{socket.gethostname()}.tsv"
+    def __init__(self, runs: Path, key: str, thread: int = 0) -> None:
+        name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.{thread}-{os.getpid()}-{socket.gethostname()}.tsv"
         self.path, self.key = runs / FOLDER / name, key[:KEY_LETTERS]
         self.job = " ".join(os.environ.get(JOB_VARIABLE, "").split())
         self._file: int | None = None

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,25 +33,23 @@ from lsdflow_network.inference import Predictor, load_predictor
 from lsdflow_network.out_of_memory import does_not_fit, is_out_of_memory
 from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.inputs import Inputs
-from lsdflow_predict.resources import choose_window_device, window_bytes
+from lsdflow_predict.resources import cache_bytes, choose_window_device, window_bytes
 from lsdflow_predict.tiling import Index3, TiledNetwork, TileGrid, Tiling, assemble, crop_to_cell, hull
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput
 from lsdflow_runtime.io.volumes import Volume
 
 U8 = npt.NDArray[np.uint8]
-ReadBox = Callable[[Box], Tensor]
 # Raw u8, LSDs u8 or none, names of outputs -> their grey levels u8, and whether they are all finite (a bool there).
 Network = Callable[[Tensor, Tensor | None, Sequence[str]], tuple[Tensor, Tensor]]
-# Evaluations (output boxes), and whether their values are finite: asked once for many tiles, because it waits for them.
-Finite = list[tuple[Box, Tensor]]
+# An evaluation (its output box), and whether its values are finite: asked once a block, because that waits for it.
+Finite = tuple[Box, Tensor]
 
 LOG = logging.getLogger("lsdflow.predict")
 # Of 255; fp16 differs from float32 by 0.03 to 0.05 on average, bf16 by 0.2 to 0.4 (benchmarks/RESULTS_GPU.md).
 LARGEST_MEAN_LEVELS = 1.0
 COMPARED_VOX = 196
 
-_MB = 1_000_000
 # Of glibc's malloc.h: from which size on memory is mapped, and how much free memory is kept.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _LARGEST_INT = 2**31 - 1
@@ -69,34 +69,44 @@ def affinity_blocks(
     stored_lsds: the LSDs that the first of two passes has stored. If there are none, an LSD network computes them for
     each block and they stay in memory. Networks are evaluated on the torch device `device`.
     """
-    affinities, lsds = inputs.affinities, inputs.lsds
+    affinities = inputs.affinities
+    lsds = None if stored_lsds is not None else inputs.lsds
     tiling = affinities.grid.tiling
-    window_device = choose_window_device(device, window_bytes(affinities.grid, None if lsds is None else lsds.grid))
-    read_raw = _raw_reader(inputs.raw, config, window_device)
-    read_lsds: ReadBox | None = None
-    if stored_lsds is not None:
-        read_lsds = _reader(stored_lsds.read, window_device)
-    elif lsds is not None:
-        read_lsds = _lsd_source(read_raw, lsds, config, device, window_device).read
+    worker = Device(device, window_bytes(affinities.grid, None if inputs.lsds is None else inputs.lsds.grid))
     network = load_network(affinities.folder, device, config.precision)
+    source = None if lsds is None else _lsd_source(lsds, config, worker)
 
     def predict_block(block: Block) -> BlockOutput:
         """Predict the write ROI of a block: u8 arrays (channels, z, y, x) by name, and counts for the manifest."""
         box = block.write
         inside = None if mask is None else mask.read(box, outside="zero")
-        arrays = {name: np.zeros((channels, *box.shape_vox), np.uint8) for name, channels in outputs.items()}
         tiles = tiles_inside(tiling, box, inside)
-        if tiles:
-            seen = hull(tiling.input(index) for index in tiles)
-            raw_window = Window(seen, read_raw(seen))
-            lsd_window = None if read_lsds is None else Window(seen, read_lsds(seen))
+        facts = {"blocks_outside_mask": int(not tiles), "tiles": len(tiles)}
+        if not tiles:
+            values = np.zeros((sum(outputs.values()), *box.shape_vox), np.uint8)
+            return BlockOutput(arrays=_by_name(values, outputs), facts=facts)
+        seen = hull(tiling.input(index) for index in tiles)
+        raw_box = seen if source is None else source.tiling.inputs_hull(seen)
+        raw = worker.window(raw_box, inputs.raw.read(raw_box, outside=config.outside))
+        stored = None if stored_lsds is None else worker.window(seen, stored_lsds.read(seen))
+        finite: list[Finite] = []
+        with worker.computing():
+            raw, lsd_window = worker.upload(raw), None if stored is None else worker.upload(stored)
+            if source is not None:
+                computed = source.cache.computed
+                lsd_window = Window(seen, source.read(seen, raw, finite))
+                facts["lsd_tiles"] = source.cache.computed - computed
             own = outputs if lsd_window is None else {"affs": outputs["affs"]}
-            arrays |= predict_box(tiling, box, tiles, network=network, outputs=own, raw=raw_window, lsds=lsd_window)
+            levels = predict_box(
+                tiling, box, tiles, network=network, outputs=own, raw=raw, lsds=lsd_window, finite=finite
+            )
             if lsd_window is not None and "lsds" in outputs:
-                arrays["lsds"] = _pasted(lsd_window, box)
+                levels = torch.cat([levels, _pasted(lsd_window, box)])
+            arrived = worker.download(levels, finite)
+        values = arrived()
         if inside is not None:
-            arrays = {name: np.where(inside[None] > 0, values, np.uint8(0)) for name, values in arrays.items()}
-        return BlockOutput(arrays=arrays, facts={"blocks_outside_mask": int(not tiles), "tiles": len(tiles)})
+            values = np.where(inside[None] > 0, values, np.uint8(0))
+        return BlockOutput(arrays=_by_name(values, outputs), facts=facts)
 
     return predict_block
 
@@ -114,8 +124,8 @@ def lsd_blocks(
 
     They are 0 in blocks that no affinity tile with a voxel inside the mask needs.
     """
-    window_device = choose_window_device(device, window_bytes(lsds.grid, lsds.grid))
-    source = _lsd_source(_raw_reader(raw, config, window_device), lsds, config, device, window_device)
+    worker = Device(device, window_bytes(lsds.grid, lsds.grid))
+    source = _lsd_source(lsds, config, worker)
 
     def is_needed(box: Box) -> bool:
         """True unless the mask is 0 wherever an affinity tile could use LSDs of this box."""
@@ -128,7 +138,12 @@ def lsd_blocks(
         if not is_needed(block.write):
             zeros = np.zeros((LSDS.channels, *block.write.shape_vox), np.uint8)
             return BlockOutput(arrays={"lsds": zeros}, facts={"blocks_outside_mask": 1})
-        return BlockOutput(arrays={"lsds": source.read(block.write).cpu().numpy()}, facts={"blocks_outside_mask": 0})
+        seen = source.tiling.inputs_hull(block.write)
+        window = worker.window(seen, raw.read(seen, outside=config.outside))
+        finite: list[Finite] = []
+        with worker.computing():
+            arrived = worker.download(source.read(block.write, worker.upload(window), finite), finite)
+        return BlockOutput(arrays={"lsds": arrived()}, facts={"blocks_outside_mask": 0})
 
     return predict_block
 
@@ -145,33 +160,79 @@ class Window:
         return self.values[(..., *box.slices(self.box.begin_vox))]
 
 
+class Device:
+    """The device of a worker. Blocks are computed on it one after the other, while others are read and written.
+
+        thread 1   read | queue |      wait, copy      | write
+        thread 2          read  | queue |         |      wait, copy      | write
+        GPU                     | block 1 ========|=======| block 2 ========|
+
+    Only queueing is exclusive. A GPU does not wait for the host between two blocks: bytes come from and go to pinned
+    memory, and a block is copied back by a stream of its own while the next one is computed.
+    """
+
+    def __init__(self, device: str, window_bytes: int) -> None:
+        self.device, self.windows = device, choose_window_device(device, window_bytes)
+        self.is_gpu = device.startswith("cuda")
+        self._queueing = threading.Lock()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Within the block, no other thread queues computations of its block."""
+        with self._queueing, torch.inference_mode():
+            yield
+
+    def window(self, box: Box, values: U8) -> Window:
+        """Values of a box in main memory, from which a GPU copies without waiting."""
+        tensor = torch.from_numpy(np.require(values, requirements=("C", "W")))
+        return Window(box, tensor.pin_memory() if self.is_gpu else tensor)
+
+    def upload(self, window: Window) -> Window:
+        """The window where it is kept while its tiles are evaluated."""
+        return Window(window.box, window.values.to(self.windows, non_blocking=True))
+
+    def download(self, levels: Tensor, finite: list[Finite]) -> Callable[[], U8]:
+        """A function that waits for the grey levels of a block and returns them in main memory.
+
+        It raises BadData if an evaluation was not finite.
+        """
+        if not self.is_gpu:
+            return lambda: _checked(levels, finite)
+        computed = torch.cuda.current_stream(self.device).record_event()
+
+        def arrived() -> U8:
+            """Copy the levels once they are computed; the stream waits for this block only."""
+            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            stream.wait_event(computed)
+            with torch.inference_mode(), torch.cuda.stream(stream):
+                host = torch.empty(levels.shape, dtype=torch.uint8, pin_memory=True)
+                host.copy_(levels, non_blocking=True)
+                stream.synchronize()
+                return _checked(host, finite)
+
+        return arrived
+
+
 @dataclass
 class TileCache:
     """The tiles used last, up to `capacity_bytes`. The cache changes no value, only how often tiles are computed."""
 
     capacity_bytes: int
-    _tiles: OrderedDict[Index3, Tensor] = field(default_factory=OrderedDict)
+    computed: int = 0
+    _tiles: OrderedDict[Index3, tuple[Tensor, Finite]] = field(default_factory=OrderedDict)
     _bytes: int = 0
 
-    def __contains__(self, index: Index3) -> bool:
-        return index in self._tiles
-
-    def clear(self) -> None:
-        """Forget all tiles."""
-        self._tiles.clear()
-        self._bytes = 0
-
-    def get(self, index: Index3, compute: Callable[[Index3], Tensor]) -> Tensor:
-        """The tile `index`, computed if it is not in the cache."""
+    def get(self, index: Index3, compute: Callable[[Index3], tuple[Tensor, Finite]]) -> tuple[Tensor, Finite]:
+        """The tile `index` and whether it is finite, computed if it is not in the cache."""
         if index in self._tiles:
             self._tiles.move_to_end(index)
             return self._tiles[index]
-        tile = compute(index)
-        self._tiles[index] = tile
-        self._bytes += tile.nbytes
+        self._tiles[index] = found = compute(index)
+        self.computed += 1
+        self._bytes += found[0].nbytes
         while self._bytes > self.capacity_bytes:
-            self._bytes -= self._tiles.popitem(last=False)[1].nbytes
-        return tile
+            self._bytes -= self._tiles.popitem(last=False)[1][0].nbytes
+        return found
 
 
 @dataclass(frozen=True)
@@ -180,35 +241,27 @@ class LsdSource:
 
     tiling: Tiling
     network: Network
-    raw: ReadBox
     cache: TileCache
     device: str = "cpu"
 
-    def read(self, box: Box) -> Tensor:
-        """LSDs (10, *box.shape) u8. Raw of all tiles that are not in the cache is read at once."""
-        missing = [self.tiling.input(i) for i in self.tiling.indices_touching(box) if i not in self.cache]
-        window = None
-        if missing:
-            seen = hull(missing)
-            window = Window(seen, self.raw(seen))
-        finite: Finite = []
+    def read(self, box: Box, raw: Window, finite: list[Finite]) -> Tensor:
+        """LSDs (10, *box.shape) u8, from a window that holds the inputs of all tiles; these are added to `finite`."""
 
-        def compute(index: Index3) -> Tensor:
+        def compute(index: Index3) -> tuple[Tensor, Finite]:
             """The LSDs u8 (c, z, y, x) of one tile, cropped to the voxels that it owns."""
-            seen = self.tiling.input(index)
-            # The cache may have dropped a tile that it had when `missing` was listed: its raw is not in the window.
-            raw = window.crop(seen) if window is not None and window.box.contains(seen) else self.raw(seen)
-            output = grey_levels(self.network, raw, None, ("lsds",), self.tiling.output(index), finite)
-            return crop_to_cell(self.tiling, output).to(self.device).contiguous()
+            found: list[Finite] = []
+            seen = raw.crop(self.tiling.input(index))
+            output = grey_levels(self.network, seen, None, ("lsds",), self.tiling.output(index), found)
+            return crop_to_cell(self.tiling, output).to(self.device).contiguous(), found[0]
+
+        def tile(index: Index3) -> Tensor:
+            """The LSDs of one tile. Blocks that share a tile which is not finite all fail."""
+            values, is_finite = self.cache.get(index, compute)
+            finite.append(is_finite)
+            return values
 
         result = torch.zeros((LSDS.channels, *box.shape_vox), dtype=torch.uint8, device=self.device)
-        assemble(self.tiling, box, result, lambda index: self.cache.get(index, compute))
-        try:
-            require_finite(finite)
-        except BadData:
-            self.cache.clear()  # another attempt must not take these tiles for checked ones
-            raise
-        return result
+        return assemble(self.tiling, box, result, tile)
 
 
 def tiles_inside(tiling: Tiling, box: Box, mask: U8 | None) -> list[Index3]:
@@ -228,14 +281,14 @@ def predict_box(
     outputs: dict[str, int],
     raw: Window,
     lsds: Window | None,
-) -> dict[str, U8]:
-    """Outputs (name -> channels) of `network` in `box`, as name -> (channels, *box.shape) grey levels.
+    finite: list[Finite],
+) -> Tensor:
+    """Outputs (name -> channels) of `network` in `box`: grey levels (sum of channels, *box.shape), where raw is.
 
-    tiles: those to evaluate, all others are 0. raw, lsds: windows that hold the inputs of these tiles;
-    lsds only for a network that takes them.
+    tiles: those to evaluate, all others are 0; they are added to `finite`. raw, lsds: windows that hold the inputs of
+    these tiles; lsds only for a network that takes them.
     """
     needed = set(tiles)
-    finite: Finite = []
 
     def evaluate(index: Index3) -> Tensor | None:
         """The outputs u8 (c, z, y, x) of one tile, cropped to the voxels that it owns; None if not needed."""
@@ -247,14 +300,11 @@ def predict_box(
         return crop_to_cell(tiling, levels)
 
     result = torch.zeros((sum(outputs.values()), *box.shape_vox), dtype=torch.uint8, device=raw.values.device)
-    values: U8 = assemble(tiling, box, result, evaluate).cpu().numpy()
-    require_finite(finite)
-    ends = np.cumsum(list(outputs.values()))
-    return dict(zip(outputs, np.split(values, ends[:-1]), strict=True))
+    return assemble(tiling, box, result, evaluate)
 
 
 def grey_levels(
-    network: Network, raw: Tensor, lsds: Tensor | None, names: Sequence[str], where: Box, finite: Finite
+    network: Network, raw: Tensor, lsds: Tensor | None, names: Sequence[str], where: Box, finite: list[Finite]
 ) -> Tensor:
     """Outputs `names` of one evaluation as u8, (sum of channels, z, y, x), on the network's device.
 
@@ -275,7 +325,7 @@ def grey_levels(
     return levels
 
 
-def require_finite(evaluations: Finite) -> None:
+def require_finite(evaluations: Sequence[Finite]) -> None:
     """Raise BadData if an evaluation gave NaN or infinity, which every value of its tile may have come from."""
     if not evaluations:
         return
@@ -371,25 +421,27 @@ def _comparable_vox(unet: UNetSpec, tile: torch.Size) -> Vox3:
     return z, y, x
 
 
-def _lsd_source(
-    read_raw: ReadBox, lsds: TiledNetwork, config: PredictConfig, device: str, window_device: str
-) -> LsdSource:
-    network = load_network(lsds.folder, device, config.precision)
-    return LsdSource(lsds.grid.tiling, network, read_raw, TileCache(config.lsd_cache_mb * _MB), window_device)
+def _lsd_source(lsds: TiledNetwork, config: PredictConfig, worker: Device) -> LsdSource:
+    network = load_network(lsds.folder, worker.device, config.precision)
+    cache = TileCache(cache_bytes(config.lsd_cache_mb, worker.windows))
+    return LsdSource(lsds.grid.tiling, network, cache, worker.windows)
 
 
-def _raw_reader(raw: Volume, config: PredictConfig, device: str) -> ReadBox:
-    """Reads raw of any box onto a device; beyond the target's edge it is mirrored or 0, as configured."""
-    return _reader(lambda box: raw.read(box, outside=config.outside), device)
+def _by_name(values: U8, outputs: dict[str, int]) -> dict[str, U8]:
+    """Outputs one after the other (sum of channels, z, y, x) -> name: (channels, z, y, x)."""
+    ends = np.cumsum(list(outputs.values()))
+    return dict(zip(outputs, np.split(values, ends[:-1]), strict=True))
 
 
-def _reader(read: Callable[[Box], U8], device: str) -> ReadBox:
-    return lambda box: torch.from_numpy(np.require(read(box), requirements=("C", "W"))).to(device)
+def _checked(levels: Tensor, finite: list[Finite]) -> U8:
+    require_finite(finite)
+    values: U8 = levels.numpy()
+    return values
 
 
-def _pasted(lsds: Window, box: Box) -> U8:
+def _pasted(lsds: Window, box: Box) -> Tensor:
     """LSDs (10, *box.shape) of a window where it covers the box, 0 elsewhere."""
-    result = np.zeros((LSDS.channels, *box.shape_vox), np.uint8)
+    result = torch.zeros((LSDS.channels, *box.shape_vox), dtype=torch.uint8, device=lsds.values.device)
     shared = lsds.box.intersect(box)
-    result[(slice(None), *shared.slices(box.begin_vox))] = lsds.crop(shared).cpu().numpy()
+    result[(slice(None), *shared.slices(box.begin_vox))] = lsds.crop(shared)
     return result

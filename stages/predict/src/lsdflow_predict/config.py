@@ -65,8 +65,11 @@ class PredictConfig(StrictModel):
         description="accept workers on different kinds of GPU, or on GPU and CPU, for one result: its low bits then "
         "depend on which worker took a block",
     )
-    lsd_cache_mb: int = Field(
-        default=1024, ge=0, description="memory in MB for LSD tiles that a worker keeps for its next block"
+    lsd_cache_mb: int | None = Field(
+        default=None,
+        ge=0,
+        description="memory in MB for LSD tiles that a worker keeps for its next blocks (default: 1024 on a CPU, two "
+        "fifths of the free memory of a GPU)",
     )
     measure: bool = Field(default=False, description="`plan` also runs one tile of each network and reports the time")
     zarr_format: Literal[2, 3] = Field(default=3, description="zarr format of the predictions")

@@ -8,20 +8,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lsdflow_command.machine import memory_limit_bytes
+from lsdflow_command.machine import available_cores, memory_limit_bytes
 from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.experiment import ComputeTable
 from lsdflow_network import shapes
 from lsdflow_network.costs import multiply_adds, network_bytes
 from lsdflow_network.devices import gpu_count, require_gpu
 from lsdflow_predict.tiling import TiledNetwork, TileGrid
+from lsdflow_runtime.engine.block_task import Share
 
 _SHARE_FOR_NETWORKS = 0.6
 _MOST_STEPS = 100
 _PROCESS_BYTES = 500_000_000
 # Of the GPU memory that is free when a worker starts; the rest is for its networks, their tiles and other workers.
 _SHARE_FOR_WINDOWS = 0.25
+_SHARE_FOR_CACHE = 0.4
+_CACHE_MB_ON_CPU = 1024
+# Of main memory, for the blocks that a worker of a GPU has at once.
+_SHARE_FOR_BLOCKS = 0.5
+_FEWEST_AT_ONCE, _MOST_AT_ONCE = 3, 8
 
 
 def choose_device(wanted: str, worker: int = 0) -> str:
@@ -48,6 +55,31 @@ def choose_window_device(device: str, needed_bytes: int) -> str:
     return "cpu"
 
 
+def cache_bytes(configured_mb: int | None, device: str) -> int:
+    """Bytes for the LSD tiles that a worker keeps on a device."""
+    if configured_mb is None and device.startswith("cuda"):
+        return int(_SHARE_FOR_CACHE * _free_gpu_bytes(device))
+    return 1_000_000 * (_CACHE_MB_ON_CPU if configured_mb is None else configured_mb)
+
+
+def share_of(compute: ComputeTable, block_bytes: int) -> Share:
+    """Workers on CPUs have one block each. A GPU has one worker, with so many blocks at once as keep the GPU busy.
+
+    block_bytes: main memory for one block.
+    """
+    if choose_device(compute.device) == "cpu":
+        return Share(compute.workers)
+    processes = 1 if compute.device.partition(":")[2] else min(compute.workers, gpu_count())
+    fitting = int(_SHARE_FOR_BLOCKS * memory_limit_bytes() / block_bytes)
+    wanted = min(max(available_cores(), _FEWEST_AT_ONCE * processes), _MOST_AT_ONCE * processes, fitting)
+    return Share(processes, max(1, wanted // processes))
+
+
+def threads_of(compute: ComputeTable, blocks: int) -> int:
+    """CPU threads of a worker; where there are fewer blocks than workers, also those of the workers without a block."""
+    return compute.threads_per_worker * max(1, compute.workers // blocks)
+
+
 def window_bytes(grid: TileGrid, lsds: TileGrid | None) -> int:
     """Raw, LSDs and outputs around one block of `grid`, bytes; with an LSD network also the raw around the LSDs."""
     inputs = grid.tiling.inputs_hull(grid.first_block)
@@ -63,11 +95,15 @@ def tile_bytes(networks: Sequence[TiledNetwork]) -> int:
 
 def worker_bytes(affinities: TiledNetwork, lsds: TiledNetwork | None) -> int:
     """Main memory of one worker on the CPU, roughly: one tile of the network and the arrays of one block, bytes."""
+    return _PROCESS_BYTES + block_bytes(affinities, lsds) + tile_bytes([affinities, *([lsds] if lsds else [])])
+
+
+def block_bytes(affinities: TiledNetwork, lsds: TiledNetwork | None) -> int:
+    """Main memory of the arrays of one block, roughly, bytes."""
     grid = affinities.grid
     channels_in = 1 + (LSDS.channels if lsds is not None else 0)
     arrays = grid.tiling.inputs_hull(grid.first_block).size * channels_in
-    arrays += grid.first_block.size * 2 * sum(affinities.bundle.outputs.values())
-    return _PROCESS_BYTES + arrays + tile_bytes([affinities, *([lsds] if lsds else [])])
+    return arrays + grid.first_block.size * 2 * sum(affinities.bundle.outputs.values())
 
 
 def check_main_memory(affinities: TiledNetwork, lsds: TiledNetwork | None, *, device: str, workers: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,15 @@ from lsdflow_predict.checkpoints import check_weights
 from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.inputs import Inputs, check_mode, choose_networks_of, open_inputs, open_mask, open_raw
 from lsdflow_predict.resources import (
+    block_bytes,
     check_main_memory,
     choose_device,
     device_facts,
     largest_tile_edge,
     one_pass_multiply_adds,
     region_multiply_adds,
+    share_of,
+    threads_of,
     tile_bytes,
     worker_bytes,
 )
@@ -200,12 +204,13 @@ def _block_task(
 
         device = choose_device(experiment.compute.device, worker_number())
         precision = inference_precision(device.partition(":")[0], config.precision)
-        prepare_torch(experiment.compute.threads_per_worker, precision)
+        prepare_torch(threads_of(experiment.compute, len(plan)), precision)
         if not config.allow_mixed_devices:
             require_same_device(experiment.layout.result(STAGE, key), precision, device)
         yield load(device, _open_mask(experiment, config, inputs.raw))
 
     setup = config.setup or experiment.common.mode
+    plan = BlockPlan(grid.region, grid.block_vox, grid.context_vox(lsds_in_memory))
     key = work_key(STAGE, {**_parameters(config, inputs, grid, setup), **parameters}, identities)
     specs = {"affs": affinities_to(inputs.affinities.bundle.neighborhood), "lsds": LSDS}
     return BlockTask(
@@ -214,7 +219,7 @@ def _block_task(
         key=key,
         config=_resolved(config, inputs, setup),
         inputs=identities,
-        plan=BlockPlan(grid.region, grid.block_vox, grid.context_vox(lsds_in_memory)),
+        plan=plan,
         outputs={
             name: OutputArray(
                 path=experiment.layout.result(STAGE, key) / "predictions.zarr",
@@ -228,6 +233,7 @@ def _block_task(
         },
         open=open_blocks,
         label=label,
+        share=partial(share_of, experiment.compute, block_bytes(inputs.affinities, inputs.lsds)),
         # Affinities of LSDs that failed would be wrong: the first of two passes must be complete.
         may_have_holes=label == "affs",
     )

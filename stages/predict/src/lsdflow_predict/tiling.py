@@ -41,6 +41,8 @@ from lsdflow_predict.checkpoints import Networks
 from lsdflow_predict.config import PredictConfig
 
 LARGEST_BLOCK_VOX = 256
+# Blocks in each direction of a small region, so that all workers have some and progress is seen.
+FEWEST_BLOCKS_PER_AXIS = 2
 # With LSDs in memory, every block computes the LSDs around itself: larger blocks waste less.
 LARGEST_BLOCK_ONE_PASS_VOX = 512
 
@@ -151,7 +153,7 @@ def tile_networks(
     Raises ConfigError for a tile shape or block shape that is not positive.
     """
     one_pass = networks.lsds is not None and config.passes == "one"
-    largest_block = _largest_block_vox(config, voxel_size_nm, one_pass)
+    largest_block = _largest_block_vox(config, voxel_size_nm, region, one_pass)
     folder, bundle = networks.affinities.folder, networks.affinities.bundle
     grid = affinity_grid(bundle.unet, region, _largest_tile_vox(config, bundle, voxel_size_nm), largest_block)
     affinities = TiledNetwork(folder, bundle, grid)
@@ -245,11 +247,14 @@ def _largest_tile_vox(config: PredictConfig, bundle: Bundle, voxel_size_nm: Nm3)
     return _require_positive(shape, field)
 
 
-def _largest_block_vox(config: PredictConfig, voxel_size_nm: Nm3, one_pass: bool) -> Vox3:
-    """The largest block: as configured, else a cube of usual size."""
-    field, edge = "predict.block_shape", LARGEST_BLOCK_ONE_PASS_VOX if one_pass else LARGEST_BLOCK_VOX
-    shape = (edge, edge, edge) if config.block_shape is None else config.block_shape.to_vox(voxel_size_nm, field)
-    return _require_positive(shape, field)
+def _largest_block_vox(config: PredictConfig, voxel_size_nm: Nm3, region: Box, one_pass: bool) -> Vox3:
+    """The largest block: as configured, else a cube of usual size, or a part of a small region."""
+    field = "predict.block_shape"
+    if config.block_shape is not None:
+        return _require_positive(config.block_shape.to_vox(voxel_size_nm, field), field)
+    if one_pass:
+        return (LARGEST_BLOCK_ONE_PASS_VOX,) * 3
+    return _per_axis(lambda n: min(LARGEST_BLOCK_VOX, -(-n // FEWEST_BLOCKS_PER_AXIS)), region.shape_vox)
 
 
 def _require_positive(shape_vox: Vox3, field: str) -> Vox3:

@@ -51,6 +51,14 @@ BlockFunction = Callable[[Block], BlockOutput]
 
 
 @dataclass(frozen=True)
+class Share:
+    """Worker processes of this machine, and how many blocks each of them has at once."""
+
+    processes: int
+    blocks_at_once: int = 1
+
+
+@dataclass(frozen=True)
 class BlockTask:
     """A pass of a stage over its blocks.
 
@@ -59,6 +67,8 @@ class BlockTask:
     `label` names the pass if a stage has several.
     `may_have_holes`: the pass may finish without its failed blocks if the settings accept that. Passes that read its
     result must leave these blocks out, and list `accepted.result_key` in their inputs.
+    `share` gives the worker processes of this machine, and how many blocks each of them has at once: then one is
+    computed while others are read and committed, each in its own thread (none: compute.workers, one block each).
     `worker`: body of a worker process on this machine, if no installed stage has the pass; it is pickled.
     """
 
@@ -73,7 +83,13 @@ class BlockTask:
     unit: str = "block"
     label: str = ""
     may_have_holes: bool = False
+    share: Callable[[], Share] | None = None
     worker: Callable[[], None] | None = None
+
+    @property
+    def shared(self) -> Share:
+        """The processes of this machine, and the blocks that each has at once."""
+        return Share(self.experiment.compute.workers) if self.share is None else self.share()
 
     @property
     def marks(self) -> BlockStore:

@@ -13,7 +13,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -31,7 +32,7 @@ from lsdflow_contract.errors import (
 )
 from lsdflow_contract.failed_blocks import fact_of, failed_blocks_of_inputs
 from lsdflow_contract.manifest import Manifest, Writer, current_key, read_kept_manifest, remove_manifest
-from lsdflow_runtime.blocks import Block, write_grid
+from lsdflow_runtime.blocks import write_grid
 from lsdflow_runtime.engine.accepted_failures import (
     FATAL_CODES,
     LOST,
@@ -41,7 +42,7 @@ from lsdflow_runtime.engine.accepted_failures import (
     record_failures,
     recorded_failures,
 )
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockTask, commit_block, outputs_of
+from lsdflow_runtime.engine.block_task import BlockTask, commit_block, outputs_of
 from lsdflow_runtime.engine.cluster import serve_workers_of_other_jobs
 from lsdflow_runtime.engine.daisy_runner import Session, process_blocks, run_with_daisy
 from lsdflow_runtime.engine.slow_blocks import InProgress, blocks_watched, slow_blocks
@@ -91,11 +92,16 @@ def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
 def worker_task(task: BlockTask) -> None:
     """Body of a worker process: process blocks for the coordinator named in the environment, until none is left."""
     marks, runs = task.marks, task.experiment.layout.stage_runs(task.stage)
-    log, session = AttemptLog(runs, task.key), Session.current().id
-    watched = blocks_watched(marks, log.path, task.experiment.compute.block_timeout_s)
-    with block_runner(task, log) as do_block, watched as in_progress:
-        slow = slow_blocks(marks, runs, log.path, task.key)
-        process_blocks(task.plan, lambda number: _attempt_once(task, do_block, number, session, in_progress), slow)
+    session, limit_s = Session.current().id, task.experiment.compute.block_timeout_s
+    logs = [AttemptLog(runs, task.key, thread) for thread in range(task.shared.blocks_at_once)]
+    with block_runners(task, logs) as runners, ExitStack() as watched:
+        threads = [
+            partial(
+                _attempt_once, task, do_block, session, watched.enter_context(blocks_watched(marks, log.path, limit_s))
+            )
+            for do_block, log in zip(runners, logs, strict=True)
+        ]
+        process_blocks(task.plan, threads, slow_blocks(marks, runs, logs[0].path, task.key, at_once=len(logs)))
 
 
 def status_task(task: BlockTask) -> dict[str, Any]:
@@ -117,7 +123,7 @@ def _run_blocks(task: BlockTask, done: Collection[int]) -> None:
     total = len(task.plan)
     with Progress(task.stage, total=total, unit=task.unit, already=len(done)) as progress:
         if task.experiment.compute.runner == "serial":
-            with block_runner(task) as do_block:
+            with block_runners(task) as (do_block,):
                 for count, number in enumerate((n for n in range(total) if n not in done), 1):
                     is_done = _attempt(task, do_block, number, attempts=BLOCK.attempts)
                     progress.failed += not is_done
@@ -132,28 +138,28 @@ def _run_blocks(task: BlockTask, done: Collection[int]) -> None:
 
 
 @contextmanager
-def block_runner(task: BlockTask, log: AttemptLog | None = None) -> Iterator[Callable[[int], None]]:
-    """Open the task once; yields a function that processes and commits the block with a number."""
+def block_runners(task: BlockTask, logs: Sequence[AttemptLog] = ()) -> Iterator[list[Callable[[int], None]]]:
+    """Open the task once; yields for each log of attempts a function that processes and commits the block of a number.
+
+    Each may run in a thread of its own. Without logs there is one function.
+    """
     opened: dict[str, Volume] = {name: output.open() for name, output in task.outputs.items()}
-    log = log or AttemptLog(task.experiment.layout.stage_runs(task.stage), task.key)
-    with task.open() as function, log:
+    logs = logs or [AttemptLog(task.experiment.layout.stage_runs(task.stage), task.key)]
+    with task.open() as function, ExitStack() as open_logs:
 
-        def do_block(number: int) -> None:
+        def do_block(log: AttemptLog, number: int) -> None:
             """Process, verify and commit one block, and log the attempt."""
+            block, started = task.plan.block(number), time.monotonic()
             with log.attempt(number):
-                _do_block(task, opened, function, task.plan.block(number))
+                output = function(block)
+                # Blocks that a worker has at once share its time: the sum over all blocks is the time of the workers.
+                commit_block(task, opened, block, output, (time.monotonic() - started) / len(logs))
 
-        yield do_block
-
-
-def _do_block(task: BlockTask, opened: dict[str, Volume], function: BlockFunction, block: Block) -> None:
-    started = time.monotonic()
-    output = function(block)
-    commit_block(task, opened, block, output, time.monotonic() - started)
+        yield [partial(do_block, open_logs.enter_context(log)) for log in logs]
 
 
 def _attempt_once(
-    task: BlockTask, do_block: Callable[[int], None], number: int, session: str, in_progress: list[InProgress]
+    task: BlockTask, do_block: Callable[[int], None], session: str, in_progress: list[InProgress], number: int
 ) -> bool:
     """Process a block once, unless another worker has. It is not retried after the failures that BLOCK allows.
 

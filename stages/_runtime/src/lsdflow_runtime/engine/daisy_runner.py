@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -108,7 +110,7 @@ def run_with_daisy(task: BlockTask, done: Collection[int]) -> None:
 
     with tempfile.TemporaryDirectory(prefix="lsdflow-") as folder:
         os.environ[SESSION_VARIABLE] = folder
-        workers = min(task.experiment.compute.workers, len(task.plan) - len(done))
+        workers = min(task.shared.processes, len(task.plan) - len(done))
         try:
             serve(task, done, Session.begin(Path(folder), task.key), work, workers=workers)
         finally:
@@ -141,16 +143,17 @@ def serve(
     session.raise_failure()
 
 
-def process_blocks(plan: BlockPlan, process: Callable[[int], bool], slow: Iterable[int]) -> None:
+def process_blocks(plan: BlockPlan, threads: Sequence[Callable[[int], bool]], slow: Iterable[int]) -> None:
     """Process blocks from the coordinator until it has none left, then those of `slow`.
 
-    process: is called with the number of a block; False if it failed. The coordinator then assigns it again.
+    threads: a function for each block that this worker has at once (the first is called in this thread). It is called
+    with the number of a block, and returns False if it failed. The coordinator then assigns the block again.
     """
     import daisy
 
-    session, client = Session.current(), daisy.Client()
+    session, ended = Session.current(), threading.Event()
 
-    def is_processed(number: int) -> bool:
+    def is_processed(process: Callable[[int], bool], number: int) -> bool:
         """True if the block is done; an error that is none of the block's fails the session."""
         try:
             return process(number)
@@ -160,17 +163,31 @@ def process_blocks(plan: BlockPlan, process: Callable[[int], bool], slow: Iterab
             session.fail(error)
             return False
 
-    while True:
-        with client.acquire_block() as block:
-            if block is None:
-                break
-            # After a fatal error the other blocks are returned at once, because daisy replaces a worker that ends.
-            if session.has_failed or not is_processed(plan.number_at(block.write_roi.begin)):
-                block.status = daisy.BlockStatus.FAILED
+    def take_blocks(thread: int) -> None:
+        """Process one block after the other, until there is none or another thread was stopped."""
+        client = daisy.Client(_own_context(thread))
+        try:
+            while not ended.is_set():
+                with client.acquire_block() as block:
+                    if block is None:
+                        return
+                    # After a fatal error the other blocks are returned at once: daisy replaces a worker that ends.
+                    number = plan.number_at(block.write_roi.begin)
+                    if session.has_failed or not is_processed(threads[thread], number):
+                        block.status = daisy.BlockStatus.FAILED
+        except BaseException:
+            ended.set()
+            raise
+
+    with ThreadPoolExecutor(len(threads)) as pool:
+        others = [pool.submit(take_blocks, thread) for thread in range(1, len(threads))]
+        take_blocks(0)
+        for other in others:
+            other.result()
     for number in slow:
         if session.has_failed:
             return
-        is_processed(number)
+        is_processed(threads[0], number)
 
 
 def daisy_task(
@@ -211,6 +228,16 @@ def join_context(context: str, worker: int, port: int) -> None:
     own["hostname"], own["port"] = LOOPBACK, port
     own["logdir"] = ""
     os.environ[CONTEXT_VARIABLE] = str(own.to_env())
+
+
+def _own_context(thread: int) -> daisy.Context:
+    """The daisy context of a thread of this worker. To the coordinator, the others look like workers that joined."""
+    import daisy
+
+    context = daisy.Context.from_env()
+    if thread:
+        context["worker_id"] = FIRST_JOINED_WORKER * (1 + thread) + int(context["worker_id"])
+    return context
 
 
 def worker_number() -> int:

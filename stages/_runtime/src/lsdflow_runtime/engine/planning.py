@@ -29,7 +29,7 @@ from lsdflow_contract.experiment import StoreTable
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.engine.block_task import BlockTask, outputs_of
-from lsdflow_runtime.engine.blockwise import block_runner
+from lsdflow_runtime.engine.blockwise import block_runners
 
 # Number of records for a mean, spread over all records.
 SAMPLED_RECORDS = 1000
@@ -124,7 +124,7 @@ def measure_block(task: BlockTask, folder: Path) -> dict[str, Any]:
     elsewhere.create_outputs()
     first, number = blocks_to_measure(task.plan)
     started = time.monotonic()
-    with block_runner(elsewhere) as do_block:
+    with block_runners(elsewhere) as (do_block,):
         facts: dict[str, Any] = {"seconds_to_open": time.monotonic() - started}
         files, size = _on_disk(folder)
         facts["seconds_of_first_block"] = _seconds_of(do_block, first)

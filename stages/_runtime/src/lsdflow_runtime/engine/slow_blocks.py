@@ -91,10 +91,11 @@ def blocks_watched(marks: BlockStore, attempts: Path, limit_s: float) -> Iterato
         stop.set()
 
 
-def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str) -> Iterator[int]:
+def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str, at_once: int = 1) -> Iterator[int]:
     """Numbers of blocks that take other workers too long; ends when no block is in progress elsewhere.
 
     runs: folder of the runs of the stage. attempts: this worker's own file of attempts. key: that of the pass.
+    at_once: how many blocks share the time of a worker.
     """
     tried: set[int] = set()
     limit_s, parent = 0.0, os.getppid()
@@ -105,7 +106,7 @@ def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str) -> Iter
         waiting = {n: ages_s for n, ages_s in in_progress.items() if n not in tried and not marks.is_done(n)}
         if not waiting:
             return
-        limit_s = limit_s or _limit_s(marks)
+        limit_s = limit_s or _limit_s(marks, at_once)
         late = {n: ages_s[0] for n, ages_s in waiting.items() if len(ages_s) == 1 and 0 < limit_s < ages_s[0]}
         if late:
             number = max(late, key=late.__getitem__)
@@ -117,11 +118,11 @@ def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str) -> Iter
             wait_s = min(2 * wait_s, POLL_S)
 
 
-def _limit_s(marks: BlockStore) -> float:
+def _limit_s(marks: BlockStore, at_once: int) -> float:
     """Seconds after which a block is slow; 0 if no block is done yet."""
     done = sorted(marks.done())
     seconds = [marks.record(number)["seconds"] for number in done[:: max(1, len(done) // SAMPLED_RECORDS)]]
-    return max(LEAST_S, SLOWER * float(np.median(seconds))) if seconds else 0.0
+    return max(LEAST_S, SLOWER * at_once * float(np.median(seconds))) if seconds else 0.0
 
 
 def _in_progress_elsewhere(runs: Path, attempts: Path, key: str) -> dict[int, list[float]]:
