@@ -241,11 +241,15 @@ format:  ## format the code and apply the automatic fixes of the linter
 	.venv/blocks/bin/ruff format .
 	.venv/blocks/bin/ruff check --fix .
 
-bench: setup  ## compare speed with other packages, as a table; about 10 minutes. BENCH="--full" or rows
+bench: setup  ## compare speed with other packages, as a table; about 10 minutes. BENCH="--full", rows, or predict-pipeline
+ifeq ($(BENCH),predict-pipeline)
+	.venv/blocks/bin/python benchmarks/predict_pipeline.py | tee .cache/predict_pipeline.md
+else
 	$(UV) venv --quiet --allow-existing --python $(PYTHON) .cache/bench_peers
 	$(UV) pip sync --quiet --python .cache/bench_peers/bin/python --require-hashes benchmarks/peers.lock
 	.venv/blocks/bin/python benchmarks/bench.py --peers .cache/bench_peers/bin/python $(BENCH) | tee .cache/bench.md
 	.venv/training/bin/python benchmarks/lsd_targets.py --quick
+endif
 
 bench-gpu: setup  ## measure prediction, training and LSD targets on one GPU, as a table; some minutes, needs CUDA
 	.venv/blocks/bin/python benchmarks/gpu.py predict | tee .cache/bench_gpu.md

@@ -98,7 +98,7 @@ def predict_lines(device: str, sizes: Sizes, folder: Path) -> Iterator[Line]:
 
     from lsdflow_predict.blocks import prepare_torch
 
-    prepare_torch(torch.get_num_threads())
+    prepare_torch()
     make_network(folder, (sizes.fmaps, sizes.increase, sizes.factors, sizes.cube(sizes.tiles[0])[0]))
     make_network(folder / "affs", (sizes.fmaps, sizes.increase, sizes.factors, sizes.cube(sizes.tiles[0])[0]), "acrlsd")
     for what, work, goal in (("LSD net", lsd_tile, 120), ("AcrLSD", acrlsd_block, 50)):
@@ -153,7 +153,7 @@ def lsd_tile(device: str, sizes: Sizes, folder: Path, tile: int, precision: str)
 def acrlsd_block(device: str, sizes: Sizes, folder: Path, tile: int, precision: str) -> Callable[[], Any]:
     """One block of affinities with the LSDs around it, kept on the device."""
     from lsdflow_network.inference import load_predictor
-    from lsdflow_predict.blocks import LsdSource, TileCache, Window, predict_box
+    from lsdflow_predict.blocks import Finite, LsdSource, TileCache, Window, predict_box
     from lsdflow_predict.tiling import affinity_grid, lsd_grid
 
     lsd = load_predictor(bundle_in(folder), device=device, precision=precision)
@@ -168,16 +168,23 @@ def acrlsd_block(device: str, sizes: Sizes, folder: Path, tile: int, precision: 
 
     def work() -> Any:
         seen = Window(around, raw.to(device))
-        source = LsdSource(lsds.tiling, lsd.grey_levels, seen.crop, TileCache(0), device)
-        return predict_box(
-            affinities.tiling,
-            region,
-            list(affinities.tiling.indices_touching(region)),
-            network=affinity.grey_levels,
-            outputs={"affs": 3},
-            raw=Window(inputs, seen.crop(inputs)),
-            lsds=Window(inputs, source.read(inputs)),
-        )["affs"]
+        source = LsdSource(lsds.tiling, lsd.grey_levels, TileCache(0), device)
+        finite: list[Finite] = []
+        values, _ = source.read(inputs, seen, finite)
+        return (
+            predict_box(
+                affinities.tiling,
+                region,
+                list(affinities.tiling.indices_touching(region)),
+                network=affinity.grey_levels,
+                outputs={"affs": 3},
+                raw=Window(inputs, seen.crop(inputs)),
+                lsds=Window(inputs, values),
+                finite=finite,
+            )
+            .cpu()
+            .numpy()
+        )
 
     return work
 
@@ -312,7 +319,7 @@ def given_lines(device: str, folder: Path, volume: Path) -> Iterator[Line]:
         shape = nearest_valid_input_shapes(bundle.unet, (tile,) * 3)[0] or bundle.predict_input_shape_vox
         seen = raw[tuple(slice(n) for n in shape)]
         for precision in inference_precisions(device) if tile == own else ("auto",):
-            prepare_torch(torch.get_num_threads(), precision)
+            prepare_torch(precision)
             predictor = load_predictor(folder, device=device, precision=precision)
             work = partial(_levels_of, predictor, seen, tuple(bundle.outputs))
             rate, values = measured(work, 5, device)

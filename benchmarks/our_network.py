@@ -25,7 +25,7 @@ def _network(folder: Path, precision: str) -> Work:
     from lsdflow_network.inference import load_predictor
     from lsdflow_predict.blocks import prepare_torch
 
-    prepare_torch(1)
+    prepare_torch()
     bundle = next((folder / "network").rglob("weights.safetensors")).parent
     predictor = load_predictor(bundle, device="cpu", precision=precision)
     raw = torch.from_numpy(np.load(folder / "raw.npy"))

@@ -53,8 +53,11 @@ def test_outside_can_be_zero_instead_of_mirrored(make_experiment):
     assert not np.array_equal(zero, experiment.affinities())
 
 
-@pytest.mark.parametrize("setting", [BLOCKS_OF_8, 'predict.block_shape="16, 30, 12 vox"', "predict.lsd_cache_mb=0"])
-def test_neither_blocks_nor_cache_change_a_bit(make_experiment, setting):
+@pytest.mark.parametrize(
+    "setting",
+    [BLOCKS_OF_8, 'predict.block_shape="16, 30, 12 vox"', "predict.lsd_cache_mb=0", "compute.threads_per_worker=3"],
+)
+def test_neither_blocks_nor_cache_nor_threads_change_a_bit(make_experiment, setting):
     experiment = make_experiment()
     reference = experiment.affinities()
     assert np.array_equal(experiment.affinities(setting), reference)
@@ -131,6 +134,17 @@ def test_one_network_gives_everything(make_experiment, mode):
     if mode == "mtlsd":
         assert np.array_equal(experiment.affinities("predict.store_lsds=true"), affs)
         assert experiment.values("lsds").shape == (10, 19, 22, 27)
+
+
+def test_the_manifest_counts_the_lsd_tiles(make_experiment):
+    experiment = make_experiment()
+    once = experiment.run().facts["totals"]["lsd_tiles"]
+    assert experiment.run(BLOCKS_OF_8, "predict.lsd_cache_mb=0").facts["totals"]["lsd_tiles"] > once > 0
+
+
+def test_a_small_target_has_several_blocks_that_workers_share(make_experiment):
+    task = Predict().last_pass(make_experiment("mtlsd").experiment())
+    assert min(task.plan.grid_shape) >= 2
 
 
 def test_a_second_run_does_nothing(make_experiment):

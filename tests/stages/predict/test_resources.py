@@ -8,10 +8,22 @@ from torch import nn
 
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.experiment import ComputeTable
+from lsdflow_contract.geometry import Box
 from lsdflow_network.costs import network_bytes, weights_of
 from lsdflow_network.unet import UNet
-from lsdflow_predict.resources import choose_device, choose_window_device, fitting_tile_edge, largest_tile_edge
+from lsdflow_predict import resources
+from lsdflow_predict.resources import (
+    choose_device,
+    choose_window_device,
+    fitting_tile_edge,
+    largest_tile_edge,
+    share_of,
+    threads_of,
+)
 from lsdflow_predict.stage import Predict
+from lsdflow_predict.tiling import affinity_grid
+from lsdflow_runtime.engine.block_task import Share
 
 
 def a_spec(channels: int = 1, factors=((2, 2, 2), (1, 3, 3)), fmaps: int = 3, **variant) -> UNetSpec:
@@ -67,6 +79,43 @@ def test_workers_share_the_free_memory_of_their_gpu(monkeypatch) -> None:
     specs = [a_spec(11), a_spec(1)]
     assert largest_tile_edge(specs, "cuda:1", workers=8) == fitting_tile_edge(specs, 10**9) > 0
     assert largest_tile_edge(specs, "cuda:1", workers=1) == fitting_tile_edge(specs, 4 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "workers", "block_bytes", "share"),
+    [
+        ("cpu", 2, 5, 1, Share(5, 1)),
+        ("auto", 0, 5, 1, Share(5, 1)),
+        ("auto", 1, 5, 10**9, Share(1, 6)),  # one for each core
+        ("auto", 1, 1, 10**9, Share(1, 6)),
+        ("cuda", 2, 5, 10**9, Share(2, 3)),
+        ("cuda:1", 2, 5, 10**9, Share(1, 6)),
+        ("auto", 1, 5, 20 * 10**9, Share(1, 2)),  # half of the memory
+        ("auto", 1, 5, 10**12, Share(1, 1)),
+    ],
+)
+def test_a_gpu_has_one_worker_with_as_many_blocks_as_cores_and_memory_allow(
+    monkeypatch, device: str, gpus: int, workers: int, block_bytes: int, share: Share
+) -> None:
+    monkeypatch.setattr(resources, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(resources, "available_cores", lambda: 6)
+    monkeypatch.setattr(resources, "memory_limit_bytes", lambda: 100 * 10**9)
+    grid = affinity_grid(a_spec(), Box((0, 0, 0), (32, 32, 32)), (16, 16, 16), (16, 32, 32))
+    assert share_of(ComputeTable(device=device, workers=workers), grid, block_bytes) == share
+
+
+@pytest.mark.parametrize(("threads", "at_once"), [(1, 1), (4, 1), (5, 2), (16, 4)])
+def test_each_thread_of_a_worker_on_a_cpu_has_a_tile(threads: int, at_once: int) -> None:
+    grid = affinity_grid(a_spec(), Box((0, 0, 0), (32, 32, 32)), (16, 16, 16), (16, 32, 32))
+    assert grid.tiles_per_block == 4
+    compute = ComputeTable(device="cpu", workers=3, threads_per_worker=threads)
+    assert share_of(compute, grid, 1) == Share(3, at_once)
+
+
+def test_workers_without_a_block_give_their_threads_to_the_others(monkeypatch) -> None:
+    monkeypatch.setattr(resources, "available_cores", lambda: 12)
+    compute = ComputeTable(workers=8, threads_per_worker=2)
+    assert [threads_of(compute, blocks) for blocks in (1, 2, 5, 8, 100)] == [12, 8, 2, 2, 2]
 
 
 def test_windows_of_the_cpu_are_in_main_memory() -> None:

@@ -6,13 +6,26 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.geometry import Box
 from lsdflow_network import shapes
-from lsdflow_predict.tiling import Tiling, assemble, block_of_cells, crop_to_cell, hull, plan_tiling
+from lsdflow_predict.blocks import TileCache
+from lsdflow_predict.tiling import (
+    LARGEST_BLOCK_ONE_PASS_VOX,
+    Tiling,
+    affinity_grid,
+    assemble,
+    block_of_cells,
+    crop_to_cell,
+    hull,
+    lsd_grid,
+    plan_tiling,
+)
+from lsdflow_runtime.blocks import BlockPlan
 
 # The published network: its step is 12, its context 52 on each side, its outputs are 8 + n * 12.
 PUBLISHED = UNetSpec(
@@ -110,6 +123,24 @@ def test_the_block_shape_changes_no_bit(block):
                 values = assemble(tiling, box, _zeros(2, box), _tile_dependent(tiling))
                 assembled[(slice(None), *box.slices(region.begin_vox))] = values
     assert np.array_equal(assembled, whole)
+
+
+@pytest.mark.parametrize("cache_bytes", [9_600_000_000, 32_000_000_000])
+def test_one_pass_computes_each_lsd_tile_hardly_more_than_once(cache_bytes: int) -> None:
+    """Of 1,024^3 voxels and the published networks, with the cache of a GPU of 24 GB or 80 GB."""
+    affinities = affinity_grid(PUBLISHED, Box((0, 0, 0), (1024,) * 3), (164,) * 3, (LARGEST_BLOCK_ONE_PASS_VOX,) * 3)
+    lsds = lsd_grid(PUBLISHED, affinities, (164,) * 3, affinities.block_vox)
+    nothing = torch.zeros((), dtype=torch.uint8)
+    values, cache, computed = nothing.expand(10, *lsds.tiling.cell_vox), TileCache(cache_bytes), []
+
+    def compute(index):
+        computed.append(index)
+        return values, (lsds.tiling.cell(index), nothing)
+
+    for block in BlockPlan(affinities.region, affinities.block_vox).blocks():
+        for index in lsds.tiling.indices_touching(affinities.tiling.inputs_hull(block.write)):
+            cache.get(index, compute)
+    assert lsds.tile_count <= len(computed) <= 1.15 * lsds.tile_count
 
 
 def test_a_tile_without_values_stays_zero():

@@ -99,11 +99,15 @@ def predict_affinities(
     networks = choose_networks(ExperimentLayout(path), mode, config, bundle.voxel_size_nm, Path)
     tiled = tile_networks(networks, config, box, bundle.voxel_size_nm)
     device = choose_device(device)
-    prepare_torch(torch.get_num_threads(), inference_precision(device.partition(":")[0], config.precision))
+    threads = torch.get_num_threads()
+    prepare_torch(inference_precision(device.partition(":")[0], config.precision))
     inputs = Inputs(cast("Volume", memory), {}, networks, *tiled)
     outputs = {"affs": tiled[0].bundle.outputs["affs"]}
-    predict_block = affinity_blocks(inputs, None, None, outputs=outputs, config=config, device=device)
-    return predict_block(Block(0, (0, 0, 0), box, box)).arrays["affs"]
+    predict_block = affinity_blocks(inputs, None, None, outputs=outputs, config=config, device=device, threads=threads)
+    try:
+        return predict_block(Block(0, (0, 0, 0), box, box)).arrays["affs"]
+    finally:
+        torch.set_num_threads(threads)
 
 
 @_of_stages

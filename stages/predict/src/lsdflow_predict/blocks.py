@@ -15,7 +15,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from lsdflow_network.out_of_memory import does_not_fit, is_out_of_memory
 from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.inputs import Inputs
 from lsdflow_predict.resources import cache_bytes, choose_window_device, window_bytes
-from lsdflow_predict.tiling import Index3, TiledNetwork, TileGrid, Tiling, assemble, crop_to_cell, hull
+from lsdflow_predict.tiling import Each, Index3, TiledNetwork, TileGrid, Tiling, assemble, crop_to_cell, hull
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput
 from lsdflow_runtime.io.volumes import Volume
@@ -63,16 +64,18 @@ def affinity_blocks(
     outputs: dict[str, int],
     config: PredictConfig,
     device: str,
+    threads: int = 1,
 ) -> BlockFunction:
     """Load the networks and return the function of a block: its `outputs` (name -> channels), u8, 0 outside the mask.
 
     stored_lsds: the LSDs that the first of two passes has stored. If there are none, an LSD network computes them for
-    each block and they stay in memory. Networks are evaluated on the torch device `device`.
+    each block and they stay in memory. Networks are evaluated on the torch device `device`; on a CPU so many tiles at
+    a time, each by one of the `threads`.
     """
     affinities = inputs.affinities
     lsds = None if stored_lsds is not None else inputs.lsds
     tiling = affinities.grid.tiling
-    worker = Device(device, window_bytes(affinities.grid, None if inputs.lsds is None else inputs.lsds.grid))
+    worker = Device(device, window_bytes(affinities.grid, None if inputs.lsds is None else inputs.lsds.grid), threads)
     network = load_network(affinities.folder, device, config.precision)
     source = None if lsds is None else _lsd_source(lsds, config, worker)
 
@@ -83,8 +86,8 @@ def affinity_blocks(
         tiles = tiles_inside(tiling, box, inside)
         facts = {"blocks_outside_mask": int(not tiles), "tiles": len(tiles)}
         if not tiles:
-            values = np.zeros((sum(outputs.values()), *box.shape_vox), np.uint8)
-            return BlockOutput(arrays=_by_name(values, outputs), facts=facts)
+            zeros = np.zeros((sum(outputs.values()), *box.shape_vox), np.uint8)
+            return BlockOutput(arrays=_by_name(zeros, outputs), facts=facts)
         seen = hull(tiling.input(index) for index in tiles)
         raw_box = seen if source is None else source.tiling.inputs_hull(seen)
         raw = worker.window(raw_box, inputs.raw.read(raw_box, outside=config.outside))
@@ -93,20 +96,20 @@ def affinity_blocks(
         with worker.computing():
             raw, lsd_window = worker.upload(raw), None if stored is None else worker.upload(stored)
             if source is not None:
-                computed = source.cache.computed
-                lsd_window = Window(seen, source.read(seen, raw, finite))
-                facts["lsd_tiles"] = source.cache.computed - computed
+                values, facts["lsd_tiles"] = source.read(seen, raw, finite, worker.each)
+                lsd_window = Window(seen, values)
             own = outputs if lsd_window is None else {"affs": outputs["affs"]}
             levels = predict_box(
-                tiling, box, tiles, network=network, outputs=own, raw=raw, lsds=lsd_window, finite=finite
-            )
+                *(tiling, box, tiles), network=network, outputs=own, raw=raw, lsds=lsd_window, finite=finite,
+                each=worker.each,
+            )  # fmt: skip
             if lsd_window is not None and "lsds" in outputs:
                 levels = torch.cat([levels, _pasted(lsd_window, box)])
             arrived = worker.download(levels, finite)
-        values = arrived()
+        found = arrived()
         if inside is not None:
-            values = np.where(inside[None] > 0, values, np.uint8(0))
-        return BlockOutput(arrays=_by_name(values, outputs), facts=facts)
+            found = np.where(inside[None] > 0, found, np.uint8(0))
+        return BlockOutput(arrays=_by_name(found, outputs), facts=facts)
 
     return predict_block
 
@@ -119,12 +122,13 @@ def lsd_blocks(
     *,
     config: PredictConfig,
     device: str,
+    threads: int = 1,
 ) -> BlockFunction:
     """Load the LSD network and return the function of a block of the first pass: its LSDs, u8 (10, z, y, x).
 
     They are 0 in blocks that no affinity tile with a voxel inside the mask needs.
     """
-    worker = Device(device, window_bytes(lsds.grid, lsds.grid))
+    worker = Device(device, window_bytes(lsds.grid, lsds.grid), threads)
     source = _lsd_source(lsds, config, worker)
 
     def is_needed(box: Box) -> bool:
@@ -142,8 +146,9 @@ def lsd_blocks(
         window = worker.window(seen, raw.read(seen, outside=config.outside))
         finite: list[Finite] = []
         with worker.computing():
-            arrived = worker.download(source.read(block.write, worker.upload(window), finite), finite)
-        return BlockOutput(arrays={"lsds": arrived()}, facts={"blocks_outside_mask": 0})
+            levels, computed = source.read(block.write, worker.upload(window), finite, worker.each)
+            arrived = worker.download(levels, finite)
+        return BlockOutput(arrays={"lsds": arrived()}, facts={"blocks_outside_mask": 0, "lsd_tiles": computed})
 
     return predict_block
 
@@ -161,25 +166,33 @@ class Window:
 
 
 class Device:
-    """The device of a worker. Blocks are computed on it one after the other, while others are read and written.
+    """The device of a worker. A GPU computes one block after the other, while others are read and written.
 
-        thread 1   read | queue |      wait, copy      | write
-        thread 2          read  | queue |         |      wait, copy      | write
-        GPU                     | block 1 ========|=======| block 2 ========|
+        thread 1   read | queue |    wait, copy    | write
+        thread 2          read  | queue |            wait, copy    | write
+        GPU             | block 1 ==============| block 2 =========|
 
     Only queueing is exclusive. A GPU does not wait for the host between two blocks: bytes come from and go to pinned
     memory, and a block is copied back by a stream of its own while the next one is computed.
+
+    On a CPU, tiles are evaluated by `threads`, each of which is alone with its tile: the bits of oneDNN's convolutions
+    depend on the number of threads that share one.
     """
 
-    def __init__(self, device: str, window_bytes: int) -> None:
+    def __init__(self, device: str, window_bytes: int, threads: int = 1) -> None:
         self.device, self.windows = device, choose_window_device(device, window_bytes)
         self.is_gpu = device.startswith("cuda")
         self._queueing = threading.Lock()
+        self.each: Each = map
+        if threads > 1 and not self.is_gpu:
+            self.each = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)).map
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Within the block, no other thread queues computations of its block."""
-        with self._queueing, torch.inference_mode():
+        """Within the block, no other thread queues computations for a GPU."""
+        if not self.is_gpu:
+            torch.set_num_threads(1)
+        with self._queueing if self.is_gpu else nullcontext(), torch.inference_mode():
             yield
 
     def window(self, box: Box, values: U8) -> Window:
@@ -218,20 +231,23 @@ class TileCache:
     """The tiles used last, up to `capacity_bytes`. The cache changes no value, only how often tiles are computed."""
 
     capacity_bytes: int
-    computed: int = 0
     _tiles: OrderedDict[Index3, tuple[Tensor, Finite]] = field(default_factory=OrderedDict)
     _bytes: int = 0
+    _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, index: Index3, compute: Callable[[Index3], tuple[Tensor, Finite]]) -> tuple[Tensor, Finite]:
         """The tile `index` and whether it is finite, computed if it is not in the cache."""
-        if index in self._tiles:
-            self._tiles.move_to_end(index)
-            return self._tiles[index]
-        self._tiles[index] = found = compute(index)
-        self.computed += 1
-        self._bytes += found[0].nbytes
-        while self._bytes > self.capacity_bytes:
-            self._bytes -= self._tiles.popitem(last=False)[1][0].nbytes
+        with self._changing:
+            if index in self._tiles:
+                self._tiles.move_to_end(index)
+                return self._tiles[index]
+        found = compute(index)
+        with self._changing:
+            if index not in self._tiles:
+                self._tiles[index] = found
+                self._bytes += found[0].nbytes
+            while self._bytes > self.capacity_bytes:
+                self._bytes -= self._tiles.popitem(last=False)[1][0].nbytes
         return found
 
 
@@ -244,11 +260,16 @@ class LsdSource:
     cache: TileCache
     device: str = "cpu"
 
-    def read(self, box: Box, raw: Window, finite: list[Finite]) -> Tensor:
-        """LSDs (10, *box.shape) u8, from a window that holds the inputs of all tiles; these are added to `finite`."""
+    def read(self, box: Box, raw: Window, finite: list[Finite], each: Each = map) -> tuple[Tensor, int]:
+        """LSDs (10, *box.shape) u8, and how many tiles were computed; all tiles of the box are added to `finite`.
+
+        raw: a window that holds the inputs of these tiles.
+        """
+        computed: list[Index3] = []
 
         def compute(index: Index3) -> tuple[Tensor, Finite]:
             """The LSDs u8 (c, z, y, x) of one tile, cropped to the voxels that it owns."""
+            computed.append(index)
             found: list[Finite] = []
             seen = raw.crop(self.tiling.input(index))
             output = grey_levels(self.network, seen, None, ("lsds",), self.tiling.output(index), found)
@@ -261,7 +282,7 @@ class LsdSource:
             return values
 
         result = torch.zeros((LSDS.channels, *box.shape_vox), dtype=torch.uint8, device=self.device)
-        return assemble(self.tiling, box, result, tile)
+        return assemble(self.tiling, box, result, tile, each), len(computed)
 
 
 def tiles_inside(tiling: Tiling, box: Box, mask: U8 | None) -> list[Index3]:
@@ -282,6 +303,7 @@ def predict_box(
     raw: Window,
     lsds: Window | None,
     finite: list[Finite],
+    each: Each = map,
 ) -> Tensor:
     """Outputs (name -> channels) of `network` in `box`: grey levels (sum of channels, *box.shape), where raw is.
 
@@ -300,7 +322,7 @@ def predict_box(
         return crop_to_cell(tiling, levels)
 
     result = torch.zeros((sum(outputs.values()), *box.shape_vox), dtype=torch.uint8, device=raw.values.device)
-    return assemble(tiling, box, result, evaluate)
+    return assemble(tiling, box, result, evaluate, each)
 
 
 def grey_levels(
@@ -394,9 +416,9 @@ def seconds_per_tile(tiled: TiledNetwork, device: str, precision: str) -> float:
     return time.monotonic() - started
 
 
-def prepare_torch(threads: int, precision: str = "float32") -> None:
-    """Make torch give the same bits in every process: fixed thread count, deterministic kernels, TF32 only if named."""
-    torch.set_num_threads(threads)
+def prepare_torch(precision: str = "float32") -> None:
+    """Make torch give the same bits in every process: one thread, deterministic kernels, TF32 only if named."""
+    torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = precision == "tf32"

@@ -62,13 +62,13 @@ def cache_bytes(configured_mb: int | None, device: str) -> int:
     return 1_000_000 * (_CACHE_MB_ON_CPU if configured_mb is None else configured_mb)
 
 
-def share_of(compute: ComputeTable, block_bytes: int) -> Share:
-    """Workers on CPUs have one block each. A GPU has one worker, with so many blocks at once as keep the GPU busy.
+def share_of(compute: ComputeTable, grid: TileGrid, block_bytes: int) -> Share:
+    """Workers on CPUs have one block each, or as many as give each of their threads a tile.
 
-    block_bytes: main memory for one block.
+    A GPU has one worker, with so many blocks at once as keep the GPU busy. block_bytes: main memory for one block.
     """
     if choose_device(compute.device) == "cpu":
-        return Share(compute.workers)
+        return Share(compute.workers, -(-compute.threads_per_worker // grid.tiles_per_block))
     processes = 1 if compute.device.partition(":")[2] else min(compute.workers, gpu_count())
     fitting = int(_SHARE_FOR_BLOCKS * memory_limit_bytes() / block_bytes)
     wanted = min(max(available_cores(), _FEWEST_AT_ONCE * processes), _MOST_AT_ONCE * processes, fitting)
@@ -77,7 +77,8 @@ def share_of(compute: ComputeTable, block_bytes: int) -> Share:
 
 def threads_of(compute: ComputeTable, blocks: int) -> int:
     """CPU threads of a worker; where there are fewer blocks than workers, also those of the workers without a block."""
-    return compute.threads_per_worker * max(1, compute.workers // blocks)
+    spare = min(available_cores(), compute.threads_per_worker * (compute.workers // blocks))
+    return max(compute.threads_per_worker, spare)
 
 
 def window_bytes(grid: TileGrid, lsds: TileGrid | None) -> int:
@@ -93,9 +94,10 @@ def tile_bytes(networks: Sequence[TiledNetwork]) -> int:
     return max(network_bytes(network.bundle.unet, network.grid.tiling.input_vox) for network in networks)
 
 
-def worker_bytes(affinities: TiledNetwork, lsds: TiledNetwork | None) -> int:
-    """Main memory of one worker on the CPU, roughly: one tile of the network and the arrays of one block, bytes."""
-    return _PROCESS_BYTES + block_bytes(affinities, lsds) + tile_bytes([affinities, *([lsds] if lsds else [])])
+def worker_bytes(affinities: TiledNetwork, lsds: TiledNetwork | None, threads: int) -> int:
+    """Main memory of one worker on the CPU, roughly: a tile for each thread and the arrays of one block, bytes."""
+    tiles = tile_bytes([affinities, *([lsds] if lsds else [])])
+    return _PROCESS_BYTES + block_bytes(affinities, lsds) + threads * tiles
 
 
 def block_bytes(affinities: TiledNetwork, lsds: TiledNetwork | None) -> int:
@@ -106,9 +108,11 @@ def block_bytes(affinities: TiledNetwork, lsds: TiledNetwork | None) -> int:
     return arrays + grid.first_block.size * 2 * sum(affinities.bundle.outputs.values())
 
 
-def check_main_memory(affinities: TiledNetwork, lsds: TiledNetwork | None, *, device: str, workers: int) -> None:
+def check_main_memory(
+    affinities: TiledNetwork, lsds: TiledNetwork | None, *, device: str, workers: int, threads: int
+) -> None:
     """ConfigError if `workers` on the CPU need more main memory than the machine or the job has. No check on GPUs."""
-    have, need = memory_limit_bytes(), worker_bytes(affinities, lsds)
+    have, need = memory_limit_bytes(), worker_bytes(affinities, lsds, threads)
     if device == "cpu" and need * workers > have:
         raise ConfigError(
             "the workers need more main memory than there is",

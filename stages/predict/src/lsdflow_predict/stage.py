@@ -134,12 +134,12 @@ def _affinity_pass(
         lsds_in_memory = inputs.lsds.grid.tiling
         parameters["lsds"] = asdict(lsds_in_memory)
 
-    def load(device: str, mask: Volume | None) -> BlockFunction:
+    def load(device: str, mask: Volume | None, threads: int) -> BlockFunction:
         """What a worker does with a block: its affinities on this device, 0 outside the mask."""
         from lsdflow_predict.blocks import affinity_blocks
 
         stored = None if lsd_pass is None else lsd_pass.outputs["lsds"].open()
-        return affinity_blocks(inputs, stored, mask, outputs=outputs, config=config, device=device)
+        return affinity_blocks(inputs, stored, mask, outputs=outputs, config=config, device=device, threads=threads)
 
     return _block_task(
         experiment,
@@ -158,11 +158,11 @@ def _affinity_pass(
 def _lsd_pass(experiment: Experiment, config: PredictConfig, inputs: Inputs, lsds: TiledNetwork) -> BlockTask:
     """The first of two passes: LSDs of the region and of what the affinity tiles see around it."""
 
-    def load(device: str, mask: Volume | None) -> BlockFunction:
+    def load(device: str, mask: Volume | None, threads: int) -> BlockFunction:
         """What a worker does with a block of the first pass: its LSDs on this device."""
         from lsdflow_predict.blocks import lsd_blocks
 
-        return lsd_blocks(inputs.raw, lsds, mask, inputs.affinities.grid, config=config, device=device)
+        return lsd_blocks(inputs.raw, lsds, mask, inputs.affinities.grid, config=config, device=device, threads=threads)
 
     return _block_task(
         experiment,
@@ -189,11 +189,11 @@ def _block_task(
     parameters: dict[str, Any],
     identities: dict[str, str],
     lsds_in_memory: Tiling | None,
-    load: Callable[[str, Volume | None], BlockFunction],
+    load: Callable[[str, Volume | None, int], BlockFunction],
 ) -> BlockTask:
     """A pass over the blocks of `grid`. `parameters`: those that the other pass does not have.
 
-    load(device, mask) loads the networks in a worker; it returns what the worker does with a block.
+    load(device, mask, threads) loads the networks in a worker; it returns what the worker does with a block.
     """
 
     @contextmanager
@@ -204,10 +204,10 @@ def _block_task(
 
         device = choose_device(experiment.compute.device, worker_number())
         precision = inference_precision(device.partition(":")[0], config.precision)
-        prepare_torch(threads_of(experiment.compute, len(plan)), precision)
+        prepare_torch(precision)
         if not config.allow_mixed_devices:
             require_same_device(experiment.layout.result(STAGE, key), precision, device)
-        yield load(device, _open_mask(experiment, config, inputs.raw))
+        yield load(device, _open_mask(experiment, config, inputs.raw), threads_of(experiment.compute, len(plan)))
 
     setup = config.setup or experiment.common.mode
     plan = BlockPlan(grid.region, grid.block_vox, grid.context_vox(lsds_in_memory))
@@ -233,7 +233,7 @@ def _block_task(
         },
         open=open_blocks,
         label=label,
-        share=partial(share_of, experiment.compute, block_bytes(inputs.affinities, inputs.lsds)),
+        share=partial(share_of, experiment.compute, grid, block_bytes(inputs.affinities, inputs.lsds)),
         # Affinities of LSDs that failed would be wrong: the first of two passes must be complete.
         may_have_holes=label == "affs",
     )
@@ -284,7 +284,8 @@ def _problems_of_target(experiment: Experiment, config: PredictConfig) -> list[S
         networks = choose_networks_of(experiment, config, voxel_size_nm)
         region = region_box(config.roi, voxel_size_nm, raw.box, "predict.roi")
         tiled = tile_networks(networks, config, region, voxel_size_nm)
-        check_main_memory(*tiled, device=choose_device(compute.device), workers=_workers_here(compute))
+        device, threads = choose_device(compute.device), compute.threads_per_worker
+        check_main_memory(*tiled, device=device, workers=_workers_here(compute), threads=threads)
 
     problems = problems_of(
         [
@@ -318,7 +319,7 @@ def _estimate(
     facts: dict[str, Any] = {
         "tile_input_vox": list(tiling.input_vox),
         "tile_output_vox": list(tiling.output_vox),
-        "main_memory_per_worker_bytes": worker_bytes(affinities, lsds),
+        "main_memory_per_worker_bytes": worker_bytes(affinities, lsds, compute.threads_per_worker),
         "device_memory_per_worker_bytes": tile_bytes(inputs.tiled),
         "largest_tile_shape_that_fits_vox": largest_tile_edge(specs, device, _workers_here(compute)),
         "workers": compute.workers,
@@ -347,7 +348,7 @@ def _measured_tiles(compute: ComputeTable, config: PredictConfig, inputs: Inputs
     from lsdflow_predict.blocks import prepare_torch, seconds_per_tile
 
     device = choose_device(compute.device)
-    prepare_torch(compute.threads_per_worker, config.precision)
+    prepare_torch(config.precision)
     found = {"seconds_per_tile": seconds_per_tile(inputs.affinities, device, config.precision)}
     if inputs.lsds is not None:
         found["seconds_per_lsd_tile"] = seconds_per_tile(inputs.lsds, device, config.precision)

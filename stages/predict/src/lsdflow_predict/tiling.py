@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,6 +49,8 @@ LARGEST_BLOCK_ONE_PASS_VOX = 512
 Index3 = tuple[int, int, int]
 # Arrays of numpy or torch: both are indexed in the same way.
 Values = TypeVar("Values", bound=Any)
+# How the tiles of a block are evaluated: by `map`, or by the `map` of several threads.
+Each = Callable[[Callable[[Index3], Any], Sequence[Index3]], Iterable[Any]]
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,11 @@ class TileGrid:
         return Box(self.region.begin_vox, self.block_vox)
 
     @property
+    def tiles_per_block(self) -> int:
+        """Tiles that the first block holds."""
+        return len(list(self.tiling.indices_touching(self.first_block)))
+
+    @property
     def tile_count(self) -> int:
         """Tiles that cover the region."""
         return math.prod(_per_axis(lambda n, c: -(-n // c), self.region.shape_vox, self.tiling.cell_vox))
@@ -132,8 +139,7 @@ class TileGrid:
         Larger blocks bring it towards 1; two passes evaluate each LSD tile once.
         """
         needed = self.tiling.inputs_hull(self.first_block)
-        tiles = len(list(self.tiling.indices_touching(self.first_block)))
-        return len(list(lsds.indices_touching(needed))) / tiles
+        return len(list(lsds.indices_touching(needed))) / self.tiles_per_block
 
 
 @dataclass(frozen=True)
@@ -212,13 +218,15 @@ def hull(boxes: Iterable[Box]) -> Box:
     return Box.from_bounds(begin, end)
 
 
-def assemble(tiling: Tiling, box: Box, result: Values, evaluate: Callable[[Index3], Values | None]) -> Values:
+def assemble(
+    tiling: Tiling, box: Box, result: Values, evaluate: Callable[[Index3], Values | None], each: Each = map
+) -> Values:
     """Write the tiles that touch `box` into `result` (channels, *box.shape), which is 0 at first, and return it.
 
     evaluate(index) gives (channels, *cell) of a tile's cell, or None for a tile that is 0 everywhere.
     """
-    for index in tiling.indices_touching(box):
-        values = evaluate(index)
+    indices = list(tiling.indices_touching(box))
+    for index, values in zip(indices, each(evaluate, indices), strict=True):
         if values is None:
             continue
         cell = tiling.cell(index)

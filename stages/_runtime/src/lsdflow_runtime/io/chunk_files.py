@@ -33,6 +33,8 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 SKIPPABLE = b"\x2a\x4d\x18"
 ABSENT = 2**64 - 1
 INNER_CHUNK_VOX = 64
+# One for each call in progress. More threads than cores would mostly wait for Python's lock.
+_CALLS: list[int] = []
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -159,10 +161,15 @@ def _parts(box: Iterable[slice], edges: tuple[int, ...]) -> Iterator[tuple[slice
 
 
 def _on_all_cores(function: Callable[[T], R], of: list[T]) -> list[R]:
-    if len(of) < 2:
-        return [function(one) for one in of]
-    with ThreadPoolExecutor(min(available_cores(), len(of))) as pool:
-        return list(pool.map(function, of))
+    """Results in order. If several blocks are read or written at a time, each uses only the thread that calls this."""
+    _CALLS.append(1)
+    try:
+        if len(of) < 2 or len(_CALLS) > 1:
+            return [function(one) for one in of]
+        with ThreadPoolExecutor(min(available_cores(), len(of))) as pool:
+            return list(pool.map(function, of))
+    finally:
+        _CALLS.pop()
 
 
 def _shard_index(file: Path, grid: tuple[int, ...]) -> npt.NDArray[np.uint64]:
