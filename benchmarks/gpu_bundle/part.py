@@ -75,17 +75,18 @@ class Part:
         with self._rows.open("a") as file:
             file.write("".join(f"{word} {' '.join(name.split())}\n" for name in names))
 
-    def finish(self, processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-        """Wait for commands; near the end of the part they are asked to stop, then killed. Their exit codes."""
+    def finish(self, processes: Sequence[subprocess.Popen[bytes]], share: float = 1.0) -> list[int | None]:
+        """Wait for commands for a share of what is left; then they are asked to stop, then killed. Their exit codes."""
+        until = time.time() + share * self.left_s
         for process in processes:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, self.left_s - STOPPING_S))
+                process.wait(max(0.0, until - STOPPING_S - time.time()))
         late = [process for process in processes if process.poll() is None]
         for process in late:  # once: a second signal would end a training without a checkpoint
             process.terminate()
         for process in late:
             try:
-                process.wait(max(0.1, self.left_s - 1))
+                process.wait(max(0.1, until - 1 - time.time()))
             except subprocess.TimeoutExpired:
                 process.kill()
         return [None if process in late else process.returncode for process in processes]

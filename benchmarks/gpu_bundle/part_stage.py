@@ -51,7 +51,8 @@ def measure(made: Path, mode: str, part: Part, manifests: dict[str, Any]) -> int
         given["predict.lsd_checkpoint"] = f'"{network(part, "lsd")}"'
     begun = time.time()
     with Busy(part.device) as busy:
-        code = part.finish([start("predict", "run", "--experiment", made, *settings(given))])[0]
+        command = start("predict", "run", "--experiment", made, *settings(given))
+        code = part.finish([command], share=1 / (len(MODES) - MODES.index(mode)))[0]
     whole_s = time.time() - begun
     experiment = load_experiment(made, [f"{name}={value}" for name, value in given.items()])
     task = Predict().last_pass(experiment)
