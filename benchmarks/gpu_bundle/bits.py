@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from experiments import network, ready, sizes_of
+from experiments import network, sizes_of
 from gpu import PUBLISHED, TINY, Sizes, random_raw
 from gpu_machine import print_head
 from operators import first_difference
@@ -26,6 +26,7 @@ from part import Part
 
 from lsdflow_contract.checkpoint import Kind
 from lsdflow_network.inference import Predictor, load_predictor
+from lsdflow_predict.blocks import prepare_torch
 
 BESIDE_BYTES = 4 << 30
 AROUND_VOX = 5  # odd: other addresses too
@@ -119,7 +120,7 @@ def inner(raw: torch.Tensor, lsds: torch.Tensor | None) -> tuple[torch.Tensor, t
 
 def inputs_of(case: Case, folder: Path, device: str, sizes: Sizes) -> tuple[Predictor, Any, Any]:
     """The predictor, raw u8 and LSDs u8 (or none) on the device, with AROUND_VOX more on each side."""
-    ready(case.precision)
+    prepare_torch(case.precision)
     predictor = load_predictor(folder, device=device, precision=case.precision)
     shape = tuple(n + 2 * AROUND_VOX for n in sizes.cube(sizes.tiles[case.tile]))
     raw = random_raw(shape).to(device)

@@ -8,7 +8,6 @@ Everything is made once, in the folder that the parts share, by whoever needs it
 from __future__ import annotations
 
 import fcntl
-import inspect
 import json
 import subprocess
 import sys
@@ -133,14 +132,6 @@ def network(part: Part, kind: Kind) -> Path:
 
     once(part, kind, make)
     return folder / "00000001"
-
-
-def ready(precision: str) -> None:
-    """Set torch as a worker of predict does."""
-    from lsdflow_predict.blocks import prepare_torch
-
-    threads = [1] if "threads" in inspect.signature(prepare_torch).parameters else []
-    prepare_torch(*threads, precision)
 
 
 def prediction(part: Part) -> Path:

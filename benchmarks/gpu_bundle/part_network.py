@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from bits import levels
-from experiments import network, ready, sizes_of
+from experiments import network, sizes_of
 from gpu import Sizes, inference_precisions, levels_apart, measured, random_raw
 from gpu_machine import print_head
 from operators import Operation, Recorded
@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lsdflow_contract.checkpoint import Kind
 from lsdflow_network.inference import Predictor, load_predictor
+from lsdflow_predict.blocks import prepare_torch
 
 LINES = 16  # of a table of operations or kernels
 KINDS: tuple[Kind, ...] = ("lsd", "acrlsd")
@@ -79,7 +80,7 @@ def print_rate(point: Point, part: Part, sizes: Sizes, exact: dict[str, Any]) ->
 
 def tile_of(point: Point, part: Part, sizes: Sizes) -> tuple[Callable[[], Any], Any, int]:
     """(What evaluates a tile, its precision, the edge of its input)."""
-    ready(point.precision)
+    prepare_torch(point.precision)
     predictor = loaded(network(part, point.kind), part.device, point.precision)
     shape = sizes.cube(sizes.tiles[point.tile])
     raw, lsds = random_raw(shape), None if point.kind == "lsd" else random_raw((10, *shape))
