@@ -73,8 +73,8 @@ def seeded_fragments(
         depth = raise_boundary_zone(depth, affs, rules.fragments_in_xy)
         if mask is not None:
             depth[mask == 0] = 0
-    numbers, first = number_seeds(seeds)
-    return strong_fragments(flood_by_seed(depth, numbers, rules.fragments_in_xy), affs, mask, rules), first
+    seeds, first = number_seeds(seeds)
+    return strong_fragments(flood_by_seed(depth, seeds, rules.fragments_in_xy), affs, mask, rules), first
 
 
 def _distance_and_seeds(
