@@ -96,7 +96,7 @@ def predict_lines(device: str, sizes: Sizes, folder: Path) -> Iterator[Line]:
     """Prediction: every precision at every tile; a tile that does not fit is reported."""
     from network_data import make_network
 
-    from lsdflow_predict.blocks import prepare_torch
+    from lsdflow_predict.evaluation import prepare_torch
 
     prepare_torch()
     make_network(folder, (sizes.fmaps, sizes.increase, sizes.factors, sizes.cube(sizes.tiles[0])[0]))
@@ -153,7 +153,8 @@ def lsd_tile(device: str, sizes: Sizes, folder: Path, tile: int, precision: str)
 def acrlsd_block(device: str, sizes: Sizes, folder: Path, tile: int, precision: str) -> Callable[[], Any]:
     """One block of affinities with the LSDs around it, kept on the device."""
     from lsdflow_network.inference import load_predictor
-    from lsdflow_predict.blocks import Finite, LsdSource, TileCache, Window, predict_box
+    from lsdflow_predict.blocks import LsdSource, TileCache, Window, predict_box
+    from lsdflow_predict.evaluation import Finite
     from lsdflow_predict.tiling import affinity_grid, lsd_grid
 
     lsd = load_predictor(bundle_in(folder), device=device, precision=precision)
@@ -308,7 +309,7 @@ def given_lines(device: str, folder: Path, volume: Path) -> Iterator[Line]:
     import zarr
 
     from lsdflow_network.inference import load_predictor
-    from lsdflow_predict.blocks import prepare_torch
+    from lsdflow_predict.evaluation import prepare_torch
 
     raw = torch.from_numpy(np.asarray(zarr.open_array(volume / "volumes" / "raw", mode="r")[...]))
     bundle = load_predictor(folder).bundle

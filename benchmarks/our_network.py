@@ -23,7 +23,7 @@ def _network(folder: Path, precision: str) -> Work:
     import torch
 
     from lsdflow_network.inference import load_predictor
-    from lsdflow_predict.blocks import prepare_torch
+    from lsdflow_predict.evaluation import prepare_torch
 
     prepare_torch()
     bundle = next((folder / "network").rglob("weights.safetensors")).parent

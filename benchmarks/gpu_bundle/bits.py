@@ -26,7 +26,7 @@ from part import Part
 
 from lsdflow_contract.checkpoint import Kind
 from lsdflow_network.inference import Predictor, load_predictor
-from lsdflow_predict.blocks import prepare_torch
+from lsdflow_predict.evaluation import prepare_torch
 
 BESIDE_BYTES = 4 << 30
 AROUND_VOX = 5  # odd: other addresses too

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lsdflow_contract.checkpoint import Kind
 from lsdflow_network.inference import Predictor, load_predictor
-from lsdflow_predict.blocks import prepare_torch
+from lsdflow_predict.evaluation import prepare_torch
 
 LINES = 16  # of a table of operations or kernels
 KINDS: tuple[Kind, ...] = ("lsd", "acrlsd")

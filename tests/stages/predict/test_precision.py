@@ -13,7 +13,8 @@ from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch
 from lsdflow_contract.geometry import Box
 from lsdflow_network.precision import inference_precision
 from lsdflow_predict import same_device
-from lsdflow_predict.blocks import Finite, LsdSource, TileCache, Window, require_finite, require_parity
+from lsdflow_predict.blocks import LsdSource, TileCache, Window
+from lsdflow_predict.evaluation import Finite, require_finite, require_parity
 from lsdflow_predict.stage import Predict
 from lsdflow_predict.tiling import plan_tiling
 

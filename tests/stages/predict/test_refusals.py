@@ -21,8 +21,8 @@ from lsdflow_contract.errors import (
 )
 from lsdflow_contract.geometry import Box
 from lsdflow_network.bundle import load_bundle
-from lsdflow_predict.blocks import grey_levels
 from lsdflow_predict.cli import app
+from lsdflow_predict.evaluation import grey_levels
 from lsdflow_predict.stage import Predict
 
 

@@ -81,9 +81,10 @@ def predict_affinities(
     from lsdflow_contract.checkpoint import Mode, read_bundle
     from lsdflow_contract.layout import ExperimentLayout
     from lsdflow_network.precision import inference_precision
-    from lsdflow_predict.blocks import affinity_blocks, prepare_torch
+    from lsdflow_predict.blocks import affinity_blocks
     from lsdflow_predict.checkpoints import choose_networks
     from lsdflow_predict.config import PredictConfig
+    from lsdflow_predict.evaluation import prepare_torch
     from lsdflow_predict.inputs import Inputs
     from lsdflow_predict.resources import choose_device
     from lsdflow_predict.tiling import tile_networks

@@ -200,7 +200,7 @@ def _block_task(
     def open_blocks() -> Iterator[BlockFunction]:
         """Choose the device, make torch deterministic, and load the networks. ContractMismatch for another device."""
         from lsdflow_network.precision import inference_precision
-        from lsdflow_predict.blocks import prepare_torch
+        from lsdflow_predict.evaluation import prepare_torch
 
         device = choose_device(experiment.compute.device, worker_number())
         precision = inference_precision(device.partition(":")[0], config.precision)
@@ -345,7 +345,7 @@ def _estimate(
 
 def _measured_tiles(compute: ComputeTable, config: PredictConfig, inputs: Inputs) -> dict[str, float]:
     """Seconds of one tile of each network on this machine's device."""
-    from lsdflow_predict.blocks import prepare_torch, seconds_per_tile
+    from lsdflow_predict.evaluation import prepare_torch, seconds_per_tile
 
     device = choose_device(compute.device)
     prepare_torch(config.precision)
