@@ -60,7 +60,9 @@ def measure(made: Path, mode: str, part: Part, manifests: dict[str, Any]) -> int
     if not records:
         part.row(mode, [mode, f"no block was finished in {whole_s:.0f} s; exit code {code}"], done=False)
         return 1
-    first = min(record["finished"] - record["seconds"] for record in records.values())
+    # A record has the block's share of its worker's time; its blocks at once began that many times earlier.
+    at_once = task.shared.blocks_at_once
+    first = min(record["finished"] - at_once * record["seconds"] for record in records.values())
     last = max(record["finished"] for record in records.values())
     mvoxels = sum(task.plan.block(number).write.size for number in records) / 1e6
     tile = Predict().plan(experiment)["tile_output_vox"][0]
