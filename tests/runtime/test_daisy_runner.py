@@ -11,7 +11,7 @@ import pytest
 
 from lsdflow_contract.geometry import Box
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.engine.daisy_runner import daisy_task
+from lsdflow_runtime.engine.daisy_runner import Session, daisy_task
 
 # No multiple of the block, another number of blocks along each axis, a corner that is not 0.
 PLAN = BlockPlan(Box((-5, 3, 7), (20, 30, 9)), (8, 7, 5), (2, 0, 3))
@@ -34,3 +34,16 @@ def test_daisy_distributes_each_block_that_is_not_done_with_its_rois(tmp_path: P
     task = daisy_task(PLAN, done, process, name="pass", workers=1, timeout_s=60)
     assert daisy.run_blockwise(task, multiprocessing=False, progress=False, summary=False)
     assert seen == {block.number: [block.read, block.write] for block in PLAN.blocks() if block.number not in done}
+
+
+def test_notes_of_blocks_under_way_are_summed_until_the_blocks_end(tmp_path: Path) -> None:
+    session = Session.begin(tmp_path / "session", "key")
+    assert session.under_way() == 0
+    session.note(3, 0.25)
+    session.note(12, 0.5)
+    session.note(3, 0.75)
+    (session.folder / "4.part").write_text("")  # being written
+    assert session.under_way() == 1.25
+    session.forget(12)
+    session.forget(99)
+    assert session.under_way() == 0.75

@@ -78,3 +78,13 @@ def test_failed_blocks_are_reported_beside_those_that_are_done(clock: list[float
     bar.failed = 2
     clock[0] = 2.0
     assert bar.line() == "predict: 4/8 blocks, 2 failed, 2 block/s, ETA 0m02s"
+
+
+def test_parts_of_units_count_for_rate_eta_and_line(clock: list[float]) -> None:
+    with Progress("predict", total=4, unit="block") as progress:
+        clock[0] += 10
+        progress.under_way = 0.5
+        assert progress.line() == "predict: 0.5/4 blocks, 0.05 block/s, ETA 1m10s"
+        progress.under_way = 0.0
+        progress.advance(4)
+        assert progress.line().startswith("predict: 4/4 blocks")

@@ -31,13 +31,15 @@ class Progress:
     """Counts finished `unit`s of `total`; `already` were finished by an earlier run and do not count for the rate.
 
     seconds: time limit of the run.  gauges: values for the metrics only, by name (metrics.GAUGES).  failed: number of
-    failed units, set by the caller and shown with the finished ones.
+    failed units, set by the caller and shown with the finished ones; so is under_way, the sum of what is done of units
+    that have not finished.
     """
 
     def __init__(self, label: str, total: int, unit: str, already: int = 0, seconds: float | None = None) -> None:
         self.label, self.total, self.unit, self.already, self.seconds = label, total, unit, already, seconds
         self.done = already
         self.failed = 0
+        self.under_way = 0.0
         self.facts: Mapping[str, float] = {}
         self.parts: Mapping[str, float] = {}
         self.gauges: dict[str, float] = {}
@@ -74,7 +76,7 @@ class Progress:
         now = time.monotonic()
         if self._bar is not None:
             rate = f"{self._failed()}{self.rate():.3g} {self.unit}/s{self._eta()} {text}"
-            self._bar.update(self._task, completed=self.done, facts=rate)
+            self._bar.update(self._task, completed=self.done + self.under_way, facts=rate)
         elif now >= self._next_line:
             self._next_line = now + SECONDS_BETWEEN_LINES
             self._logged = self.done, self.failed
@@ -83,16 +85,17 @@ class Progress:
     def rate(self) -> float:
         """Units per second of this run."""
         now = time.monotonic() if self._ended is None else self._ended
-        return (self.done - self.already) / max(now - self.started, 1e-9)
+        return (self.done + self.under_way - self.already) / max(now - self.started, 1e-9)
 
     def line(self) -> str:
         """One line: done, failed if any, rate, ETA."""
-        done = f"{self.label}: {self.done}/{self.total} {self.unit}s"
+        finished = f"{self.done + self.under_way:.1f}" if self.under_way >= 0.05 else self.done
+        done = f"{self.label}: {finished}/{self.total} {self.unit}s"
         return f"{done}, {self._failed()}{self.rate():.3g} {self.unit}/s{self._eta()}"
 
     def eta_s(self) -> float | None:
         """Seconds until all units or the time limit are reached; None if nothing remains or the rate is unknown."""
-        rate, left = self.rate(), self.total - self.done
+        rate, left = self.rate(), self.total - self.done - self.under_way
         if rate <= 0 or left <= 0:
             return None
         if self.seconds is None:
@@ -150,3 +153,5 @@ class Monitor:
 
 # The monitor of this thread's run, with which Progress registers.
 MONITOR: ContextVar[Monitor | None] = ContextVar("MONITOR", default=None)
+# Takes the share of its block, 0 to 1, that a block function has done; None where nobody shows it.
+REPORT: ContextVar[Callable[[float], None] | None] = ContextVar("REPORT", default=None)

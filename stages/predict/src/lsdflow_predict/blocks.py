@@ -68,15 +68,17 @@ def affinity_blocks(
         raw = worker.window(raw_box, inputs.raw.read(raw_box, outside=config.outside))
         stored = None if stored_lsds is None else worker.window(seen, stored_lsds.read(seen))
         finite: list[Finite] = []
+        before = [] if source is None else list(source.tiling.indices_touching(seen))
+        each = worker.each_of(len(tiles) + len(before))
         with worker.computing():
             raw, lsd_window = worker.upload(raw), None if stored is None else worker.upload(stored)
             if source is not None:
-                values, facts["lsd_tiles"] = source.read(seen, raw, finite, worker.each)
+                values, facts["lsd_tiles"] = source.read(seen, raw, finite, each)
                 lsd_window = Window(seen, values)
             own = outputs if lsd_window is None else {"affs": outputs["affs"]}
             levels = predict_box(
                 *(tiling, box, tiles), network=network, outputs=own, raw=raw, lsds=lsd_window, finite=finite,
-                each=worker.each,
+                each=each,
             )  # fmt: skip
             if lsd_window is not None and "lsds" in outputs:
                 levels = torch.cat([levels, _pasted(lsd_window, box)])
@@ -121,7 +123,8 @@ def lsd_blocks(
         window = worker.window(seen, raw.read(seen, outside=config.outside))
         finite: list[Finite] = []
         with worker.computing():
-            levels, computed = source.read(block.write, worker.upload(window), finite, worker.each)
+            each = worker.each_of(len(list(source.tiling.indices_touching(block.write))))
+            levels, computed = source.read(block.write, worker.upload(window), finite, each)
             arrived = worker.download(levels, finite)
         return BlockOutput(arrays={"lsds": arrived()}, facts={"blocks_outside_mask": 0, "lsd_tiles": computed})
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lsdflow_command.progress import REPORT
 from lsdflow_contract.geometry import Box
 from lsdflow_predict.evaluation import Finite, require_finite
 from lsdflow_predict.resources import choose_window_device
-from lsdflow_predict.tiling import Each
+from lsdflow_predict.tiling import Each, Index3
 
 U8 = npt.NDArray[np.uint8]
+SECONDS_BETWEEN_NOTES = 0.5
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,26 @@ class Device:
         self.device, self.windows = device, choose_window_device(device, window_bytes)
         self.is_gpu = device.startswith("cuda")
         self._queueing = threading.Lock()
-        self.each: Each = map
+        self._each: Each = map
         if threads > 1 and not self.is_gpu:
-            self.each = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)).map
+            self._each = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)).map
+
+    def each_of(self, tiles: int) -> Each:
+        """A `map` for all tiles of a block, so many together, that reports how much of the block is done."""
+        report, done = REPORT.get(), itertools.count(1)
+        noted = time.monotonic()
+
+        def each(evaluate: Callable[[Index3], Any], indices: Sequence[Index3]) -> Iterator[Any]:
+            """The results of `evaluate` in order."""
+            nonlocal noted
+            for result in self._each(evaluate, indices):
+                count, now = next(done), time.monotonic()
+                if report is not None and now - noted > SECONDS_BETWEEN_NOTES:
+                    noted = now
+                    report(min(1.0, count / tiles))
+                yield result
+
+        return each
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ number of workers, any order and any interruption.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import traceback
@@ -20,7 +21,7 @@ from typing import Any
 
 from lsdflow_command.attempts import AttemptLog
 from lsdflow_command.interruption import end_if_asked
-from lsdflow_command.progress import Progress
+from lsdflow_command.progress import REPORT, Progress
 from lsdflow_contract.errors import (
     BadData,
     BlocksFailed,
@@ -44,7 +45,7 @@ from lsdflow_runtime.engine.accepted_failures import (
 )
 from lsdflow_runtime.engine.block_task import BlockTask, commit_block, outputs_of
 from lsdflow_runtime.engine.cluster import serve_workers_of_other_jobs
-from lsdflow_runtime.engine.daisy_runner import Session, process_blocks, run_with_daisy
+from lsdflow_runtime.engine.daisy_runner import SESSION_VARIABLE, Session, process_blocks, run_with_daisy
 from lsdflow_runtime.engine.slow_blocks import InProgress, blocks_watched, slow_blocks
 from lsdflow_runtime.io.volumes import Volume
 from lsdflow_runtime.store.packed_marks import PACK_BLOCKS
@@ -176,9 +177,14 @@ def _attempt_once(
         return False
     known = {"session": session, "attempts": failures + 1}
     in_progress.append(InProgress(number, known))
+    # Workers of other jobs are many, and their session is on shared storage.
+    is_noted, here = task.experiment.compute.runner == "daisy", Session.current()
+    token = REPORT.set(partial(here.note, number) if is_noted else None)
     try:
         return _attempt(task, do_block, number, attempts=1, known=known)
     finally:
+        REPORT.reset(token)
+        here.forget(number)
         in_progress.clear()
 
 
@@ -226,6 +232,7 @@ def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None
         """Advance the progress by the blocks done since `counted`; return how many are done now."""
         now = task.marks.count_done()
         progress.failed = task.marks.count_failed()
+        progress.under_way = Session.current().under_way() if SESSION_VARIABLE in os.environ else 0.0
         progress.advance(now - counted)
         return now
 

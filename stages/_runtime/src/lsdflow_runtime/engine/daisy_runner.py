@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,7 @@ class Session:
 
     pass_key      the key of the pass: a worker processes blocks only if its own settings give the same key
     fatal.json    the error of a worker that concerns every block
+    <block>.part  how much of a block is done, 0 to 1, until it has finished
     secret        of the coordinator's proxy, if workers of other jobs may join (authenticated_proxy)
     """
 
@@ -84,6 +86,22 @@ class Session:
     def fail(self, error: StageError) -> None:
         """Record an error that concerns every block."""
         write_json(self.folder / "fatal.json", error.as_dict())
+
+    def note(self, block: int, share: float) -> None:
+        """Note how much of a block is done."""
+        (self.folder / f"{block}.part").write_text(f"{share:.3f}")
+
+    def forget(self, block: int) -> None:
+        """Remove the note of a block."""
+        (self.folder / f"{block}.part").unlink(missing_ok=True)
+
+    def under_way(self) -> float:
+        """Sum of the noted shares; a note that is being written counts as 0."""
+        shares = 0.0
+        for path in self.folder.glob("*.part"):
+            with suppress(OSError, ValueError):
+                shares += float(path.read_text())
+        return shares
 
     def raise_failure(self) -> None:
         """Raise the recorded error, if there is one."""
