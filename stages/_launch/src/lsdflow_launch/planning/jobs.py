@@ -19,15 +19,15 @@ _GPU_RESOURCES = re.compile(r"(^|,)(gpu|shard|mps)\b")
 class Job:
     """The jobs that compute a stage, `count` at a time. None: no limit, or not known.
 
-    device: where their networks run, "cpu" or "gpu". gpus: of each job, a fraction if workers share a GPU. gpu_type: as
-    SLURM names it. stage_limit_s: of the whole stage, whose coordinator has `coordinator_cores`.
+    device: where their networks run, "cpu" or "gpu". gpus: of each job. gpu_type: as SLURM names it. stage_limit_s: of
+    the whole stage, whose coordinator has `coordinator_cores`.
     """
 
     partition: str = LOCAL
     count: int = 1
     cores: int = 1
     device: str = "cpu"
-    gpus: float = 0
+    gpus: int = 0
     gpu_type: str = ""
     memory_bytes: int | None = None
     time_limit_s: float | None = None
@@ -48,8 +48,9 @@ def _local_job(experiment: Experiment, stage: str, facts: Mapping[str, Any], wor
     device = "gpu" if on_gpu else "cpu"
     if stage in BLOCK_STAGES:
         count = workers or (1 if compute.runner == "serial" else compute.workers)
-        gpus = min(count, int(facts.get("gpus", 1))) / count if on_gpu else 0
-        return Job(count=count, cores=compute.threads_per_worker, device=device, gpus=gpus)
+        if on_gpu:  # a GPU has one worker
+            count = min(count, int(facts.get("gpus", 1)))
+        return Job(count=count, cores=compute.threads_per_worker, device=device, gpus=int(on_gpu))
     processes = int(facts.get("processes") or 1)
     return Job(cores=int(facts.get("workers") or 0) + processes, device=device, gpus=processes if on_gpu else 0)
 
