@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -65,7 +66,7 @@ def main() -> int:
     with TemporaryDirectory(prefix="lsdflow-pipeline-") as scratch:
         made = make_experiment(Path(scratch), options.edge, options.block)
         with one_core():
-            a_core = rate_of(made, options.block, FASTEST, Share(1))
+            a_core = rate_of(made, options.block, FASTEST, Share(1, AT_ONCE))
         print(f"{cores} cores; a core alone reads and commits {a_core:.1f} Mvoxel/s of 3 channels")
         head = ("device", "limit", "one at a time", f"{AT_ONCE} at once", "of the limit")
         print_head("predict: the stage with a device that only waits, Mvoxel/s", head)
@@ -126,11 +127,13 @@ def waiting(seconds: float, share: Share) -> Iterator[None]:
 
     def load_network(*_: object) -> Callable[[Tensor, Tensor | None, Sequence[str]], tuple[Tensor, Tensor]]:
         """A network without weights."""
+        device = threading.Lock()
         levels = torch.from_numpy(smooth_levels(160)[None]).expand(3, -1, -1, -1)
 
         def network(raw: Tensor, _: Tensor | None, __: Sequence[str]) -> tuple[Tensor, Tensor]:
             """Wait as long as the device computes."""
-            time.sleep(seconds)
+            with device:
+                time.sleep(seconds)
             z, y, x = (n - (CONTEXT_VOX) for n in raw.shape)
             return levels[:, :z, :y, :x], torch.tensor(True)
 
