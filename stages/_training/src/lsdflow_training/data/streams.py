@@ -2,10 +2,11 @@
 
 With pipeline = "gpu", the training device makes patches from volumes in its memory, without data workers:
 
-    one thread       draws batch first, first + stride, ..., and makes its patch on a CUDA stream of its own: two ahead
+    one thread       draws batch first, first + stride, ...
+    another          makes its patch on a CUDA stream of its own: two ahead
     training         receives them in their order
 
-Crops of volumes that do not fit on the device are read by num_workers threads.
+If volumes do not fit on the device, num_workers threads draw and read crops.
 """
 
 from __future__ import annotations
@@ -124,9 +125,9 @@ def gpu_stream(
         return patch, event
 
     numbers = itertools.count(first, stride)
-    readers = 0 if all(volume.kept for volume in volumes) else settings.num_workers
+    readers = 1 if all(volume.kept for volume in volumes) else max(1, settings.num_workers)
     with ExitStack() as ending:
-        found = map(read, numbers) if readers == 0 else _ahead(read, numbers, readers, readers + 1, ending)
+        found = _ahead(read, numbers, readers, readers + 1, ending)
         made = _ahead(make, itertools.repeat(found), 1, PATCHES_AHEAD, ending)
         yield (_received(patch, event, device) for patch, event in made)
 
