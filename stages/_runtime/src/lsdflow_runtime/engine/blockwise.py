@@ -33,7 +33,7 @@ from lsdflow_contract.errors import (
 )
 from lsdflow_contract.failed_blocks import fact_of, failed_blocks_of_inputs
 from lsdflow_contract.manifest import Manifest, Writer, current_key, read_kept_manifest, remove_manifest
-from lsdflow_runtime.blocks import write_grid
+from lsdflow_runtime.blocks import Block, write_grid
 from lsdflow_runtime.engine.accepted_failures import (
     FATAL_CODES,
     LOST,
@@ -43,7 +43,7 @@ from lsdflow_runtime.engine.accepted_failures import (
     record_failures,
     recorded_failures,
 )
-from lsdflow_runtime.engine.block_task import BlockTask, commit_block, outputs_of
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockTask, commit_block, outputs_of
 from lsdflow_runtime.engine.cluster import serve_workers_of_other_jobs
 from lsdflow_runtime.engine.daisy_runner import SESSION_VARIABLE, Session, process_blocks, run_with_daisy
 from lsdflow_runtime.engine.slow_blocks import InProgress, blocks_watched, slow_blocks
@@ -150,13 +150,17 @@ def block_runners(task: BlockTask, logs: Sequence[AttemptLog] = ()) -> Iterator[
 
         def do_block(log: AttemptLog, number: int) -> None:
             """Process, verify and commit one block, and log the attempt."""
-            block, started = task.plan.block(number), time.monotonic()
             with log.attempt(number):
-                output = function(block)
-                # Blocks that a worker has at once share its time: the sum over all blocks is the time of the workers.
-                commit_block(task, opened, block, output, (time.monotonic() - started) / len(logs))
+                _do_block(task, opened, function, task.plan.block(number), len(logs))
 
         yield [partial(do_block, open_logs.enter_context(log)) for log in logs]
+
+
+def _do_block(task: BlockTask, opened: dict[str, Volume], function: BlockFunction, block: Block, at_once: int) -> None:
+    started = time.monotonic()
+    output = function(block)
+    # Blocks that a worker has at once share its time: the sum over all blocks is the time of the workers.
+    commit_block(task, opened, block, output, (time.monotonic() - started) / at_once)
 
 
 def _attempt_once(
