@@ -42,7 +42,7 @@ from lsdflow_network.bundle import save_bundle
 from lsdflow_network.shapes import input_shape_for_output
 from lsdflow_network.testing import untrained_bundle
 from lsdflow_network.unet import UNet
-from lsdflow_predict import blocks, stage
+from lsdflow_predict import blocks, resources, stage
 from lsdflow_predict.stage import Predict
 from lsdflow_runtime.engine.block_task import BlockTask, Share
 from lsdflow_runtime.engine.blockwise import run_blocks
@@ -53,7 +53,6 @@ TARGET = "volumes/target.zarr"
 CARDS = (80, 200, 400)
 FASTEST = 1e6
 CHANNELS = {"affs": 3}
-AT_ONCE = 4
 
 
 def main() -> int:
@@ -65,23 +64,30 @@ def main() -> int:
     cores = available_cores()
     with TemporaryDirectory(prefix="lsdflow-pipeline-") as scratch:
         made = make_experiment(Path(scratch), options.edge, options.block)
+        share = share_on_a_gpu(made)
         with one_core():
-            a_core = rate_of(made, options.block, FASTEST, Share(1, AT_ONCE))
+            a_core = rate_of(made, options.block, FASTEST, share)
         print(f"{cores} cores; a core alone reads and commits {a_core:.1f} Mvoxel/s of 3 channels")
-        head = ("device", "limit", "one at a time", f"{AT_ONCE} at once", "of the limit")
+        head = ("device", "limit", "one at a time", f"{share.blocks_at_once} at once", "of the limit")
         print_head("predict: the stage with a device that only waits, Mvoxel/s", head)
         devices = (a_core / 2, cores * a_core / 2, *CARDS)
-        reached = [row(made, options.block, device, cores * a_core) for device in devices]
+        reached = [row(made, options.block, device, cores * a_core, share) for device in devices]
     print_head("cores that a card needs", ("Mvoxel/s of the card", *(f"{n} channels" for n in (3, 13))))
     for device in CARDS:
         print_row((device, *(f"{device * n / 3 / a_core:.0f}" for n in (3, 13))))
     return int(min(reached) < 0.9)
 
 
-def row(made: Path, block: int, device: float, committed: float) -> float:
+def share_on_a_gpu(made: Path) -> Share:
+    """How many blocks the worker of a GPU would have at once on this machine, by default."""
+    with patch.object(resources, "choose_device", lambda _: "cuda"), patch.object(resources, "gpu_count", lambda: 1):
+        return task_of(made).shared
+
+
+def row(made: Path, block: int, device: float, committed: float, share: Share) -> float:
     """One device; the share of the limit that the pipeline reached."""
     limit = min(device, committed)
-    single, several = (rate_of(made, block, device, Share(1, at_once)) for at_once in (1, AT_ONCE))
+    single, several = (rate_of(made, block, device, one) for one in (Share(1), share))
     print_row((*(f"{rate:.3g}" for rate in (device, limit, single, several)), f"{100 * several / limit:.0f} %"))
     return several / limit
 

@@ -6,8 +6,8 @@ FOLDER/results.md    tables; a row is there as soon as it is known; at the end: 
 FOLDER/rehearse.log  what the parts and their commands said
 FOLDER/*.tar         the trained networks
 
-The last part gets the time that the others leave. A part that is still at work near its limit is asked to stop, then
-killed with all processes that it has started, and the next one begins. This process never touches the device, so no
+The last part gets the time that the others leave. A part that still runs near its limit gets SIGTERM, then SIGKILL for
+all processes that it has started, and the next one begins. This process never touches the device, so no
 memory of it is in use while another part is measured. Needs psutil.
 """
 
@@ -159,7 +159,7 @@ def memory_in_use() -> str:
 
 
 def wait(process: subprocess.Popen[bytes], until: float, grace: float) -> str:
-    """Wait for a part; near `until` it is asked to stop, then killed. Nothing that it started is left. How it ended."""
+    """Wait for a part, and return how it ended. Near `until` it gets SIGTERM, then all that it started SIGKILL."""
     code = None
     started: list[psutil.Process] = []
     try:

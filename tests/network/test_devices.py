@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from lsdflow_contract.errors import ConfigError
-from lsdflow_network.devices import gpu_count, require_gpu
-from lsdflow_network.torch_build import torch_facts
+from lsdflow_network.devices import gpu_count, require_gpu, torch_facts
 
 CODE = """
 import sys

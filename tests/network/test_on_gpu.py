@@ -12,10 +12,9 @@ import torch
 from lsdflow_contract.checkpoint import UNetSpec, bundle_folder
 from lsdflow_network import shapes
 from lsdflow_network.bundle import save_bundle
-from lsdflow_network.devices import cpu_computes_bf16
+from lsdflow_network.devices import cpu_computes_bf16, torch_facts
 from lsdflow_network.inference import load_predictor
 from lsdflow_network.testing import untrained_bundle
-from lsdflow_network.torch_build import torch_facts
 from lsdflow_network.unet import UNet
 
 pytestmark = pytest.mark.gpu

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,29 @@ def test_chunks_are_coded_on_no_more_cores_than_the_job_was_given(
         return threading.current_thread().name
 
     assert len(set(_on_all_cores(wait_for_the_others, list(range(6))))) == threads
+
+
+def test_blocks_that_are_coded_at_a_time_have_a_thread_each() -> None:
+    coding, begun = threading.Barrier(2), threading.Barrier(2)
+
+    def name_of_thread(_: int) -> str:
+        return threading.current_thread().name
+
+    def while_the_other_is_busy() -> set[str]:
+        begun.wait(10)
+        found = set(_on_all_cores(name_of_thread, [1, 2, 3]))
+        coding.wait(10)
+        return found
+
+    def busy(number: int) -> None:
+        if number == 0:
+            begun.wait(10)
+            coding.wait(10)
+
+    with ThreadPoolExecutor(2, "block") as pool:
+        first, second = pool.submit(_on_all_cores, busy, [0, 1]), pool.submit(while_the_other_is_busy)
+        assert second.result() <= {"block_0", "block_1"}
+        first.result()
 
 
 def test_a_write_leaves_other_blocks_untouched(tmp_path: Path) -> None:

@@ -8,17 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lsdflow_command.progress import REPORT
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch
 from lsdflow_contract.geometry import Box
 from lsdflow_network.precision import inference_precision
-from lsdflow_predict import same_device, worker_device
+from lsdflow_predict import same_device
 from lsdflow_predict.blocks import LsdSource, TileCache
 from lsdflow_predict.evaluation import Finite, require_finite, require_parity
 from lsdflow_predict.stage import Predict
 from lsdflow_predict.tiling import plan_tiling
-from lsdflow_predict.worker_device import Device, Window
+from lsdflow_predict.worker_device import Window
 
 SPEC = UNetSpec(in_channels=1, num_fmaps=2, fmap_inc_factor=2, downsample_factors=((2, 2, 2),))
 
@@ -101,14 +100,3 @@ def test_all_blocks_that_share_a_tile_which_is_not_finite_fail() -> None:
         with pytest.raises(BadData, match="NaN"):
             require_finite(finite)
     assert computed == [1, 0]
-
-
-def test_a_block_reports_the_share_of_its_tiles_that_is_done(monkeypatch) -> None:
-    monkeypatch.setattr(worker_device, "SECONDS_BETWEEN_NOTES", 0.0)
-    shares: list[float] = []
-    token = REPORT.set(shares.append)
-    each = Device("cpu", 0, threads=2).each_of(5)
-    found = [*each(str, [(0, 0, 0), (0, 0, 1)]), *each(str, [(1, 0, 0), (1, 0, 1), (1, 1, 1)])]
-    REPORT.reset(token)
-    assert found == ["(0, 0, 0)", "(0, 0, 1)", "(1, 0, 0)", "(1, 0, 1)", "(1, 1, 1)"]
-    assert shares == [0.2, 0.4, 0.6, 0.8, 1.0]

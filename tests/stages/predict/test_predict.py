@@ -180,11 +180,11 @@ def test_a_run_resumes_with_the_missing_blocks(make_experiment):
 def test_plan_and_status_report_blocks_and_time(make_experiment):
     experiment = make_experiment()
     settings = (BLOCKS_OF_8, 'predict.passes="two"')
-    planned = Predict().plan(experiment.experiment(*settings, "predict.measure=true"))
+    planned = Predict().plan(experiment.experiment(*settings))
     blocks = zip((19, 22, 27), planned["block_shape_vox"], strict=True)
     assert planned["blocks"] == math.prod(math.ceil(n / b) for n, b in blocks) > 8
     assert planned["lsd_blocks"] > 0
-    assert planned["seconds_per_lsd_tile"] > 0
+    assert planned["blocks_at_once"] == 1
     assert "seconds_per_block" not in planned
     experiment.run(*settings)
     assert Predict().plan(experiment.experiment(*settings))["seconds_per_block"] > 0

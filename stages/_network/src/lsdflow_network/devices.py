@@ -63,6 +63,30 @@ def cuda_problem() -> str:
     return f"the driver of the GPU is too old: {needs}"
 
 
+def torch_facts() -> dict[str, Any]:
+    """Facts for `<stage> doctor`; a GPU counts only if a test addition on it succeeds."""
+    import torch
+
+    names, problem = [], ""
+    try:
+        for number in range(torch.cuda.device_count()):
+            device = torch.device("cuda", number)
+            if int((torch.ones(1, device=device) + 1).item()) == 2:
+                names.append(torch.cuda.get_device_name(device))
+        if torch.version.cuda and not names:
+            problem = cuda_problem()
+    except RuntimeError as error:
+        problem = str(error).strip().splitlines()[0][:300]
+    return {
+        "torch": f"torch {torch.__version__}",
+        "cuda": torch.version.cuda or "",
+        "driver": needed_driver(),
+        "devices": len(names),
+        "device_names": names,
+        "cuda_problem": problem,
+    }
+
+
 def require_gpu(wanted: str, count: int) -> None:
     """ConfigError unless the device `wanted` is one of `count` GPUs, or no GPU."""
     if wanted.startswith("cuda") and int(wanted.partition(":")[2] or 0) >= count:

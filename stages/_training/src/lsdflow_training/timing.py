@@ -81,8 +81,8 @@ class DataWait:
         if self._warn and self._steps > FIRST_STEPS and share is not None and share > TOO_MUCH:
             self._warn = False
             LOG.warning(
-                '%.0f %% of the time goes by waiting for patches: pipeline = "gpu", or more num_workers (and cores for '
-                'them); the table "data pipeline" shows what costs',
+                '%.0f %% of the time goes by waiting for patches; the table "data pipeline" shows what costs. Faster: '
+                'pipeline = "gpu" on a GPU; with pipeline = "gunpowder", more num_workers (and cores for them)',
                 100 * share,
             )
 

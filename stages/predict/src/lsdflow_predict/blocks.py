@@ -53,6 +53,7 @@ def affinity_blocks(
     worker = Device(device, window_bytes(affinities.grid, None if inputs.lsds is None else inputs.lsds.grid), threads)
     network = load_network(affinities.folder, device, config.precision)
     source = None if lsds is None else _lsd_source(lsds, config, worker)
+    computation = AffinityComputation(worker, tiling, network, source, outputs)
 
     def predict_block(block: Block) -> BlockOutput:
         """Predict the write ROI of a block: u8 arrays (channels, z, y, x) by name, and counts for the manifest."""
@@ -67,26 +68,12 @@ def affinity_blocks(
         raw_box = seen if source is None else source.tiling.inputs_hull(seen)
         raw = worker.window(raw_box, inputs.raw.read(raw_box, outside=config.outside))
         stored = None if stored_lsds is None else worker.window(seen, stored_lsds.read(seen))
-        finite: list[Finite] = []
-        before = [] if source is None else list(source.tiling.indices_touching(seen))
-        each = worker.each_of(len(tiles) + len(before))
         with worker.computing():
-            raw, lsd_window = worker.upload(raw), None if stored is None else worker.upload(stored)
-            if source is not None:
-                values, facts["lsd_tiles"] = source.read(seen, raw, finite, each)
-                lsd_window = Window(seen, values)
-            own = outputs if lsd_window is None else {"affs": outputs["affs"]}
-            levels = predict_box(
-                *(tiling, box, tiles), network=network, outputs=own, raw=raw, lsds=lsd_window, finite=finite,
-                each=each,
-            )  # fmt: skip
-            if lsd_window is not None and "lsds" in outputs:
-                levels = torch.cat([levels, _pasted(lsd_window, box)])
-            arrived = worker.download(levels, finite)
-        found = arrived()
+            arrived = computation.queued(box, tiles, raw, stored, facts)
+        values = arrived()
         if inside is not None:
-            found = np.where(inside[None] > 0, found, np.uint8(0))
-        return BlockOutput(arrays=_by_name(found, outputs), facts=facts)
+            values = np.where(inside[None] > 0, values, np.uint8(0))
+        return BlockOutput(arrays=_by_name(values, outputs), facts=facts)
 
     return predict_block
 
@@ -129,6 +116,40 @@ def lsd_blocks(
         return BlockOutput(arrays={"lsds": arrived()}, facts={"blocks_outside_mask": 0, "lsd_tiles": computed})
 
     return predict_block
+
+
+@dataclass(frozen=True)
+class AffinityComputation:
+    """The affinity network on its tiles, and where its LSDs come from: `source`, a window, or neither."""
+
+    worker: Device
+    tiling: Tiling
+    network: Network
+    source: LsdSource | None
+    outputs: dict[str, int]
+
+    def queued(
+        self, box: Box, tiles: Sequence[Index3], raw: Window, lsds: Window | None, facts: dict[str, int]
+    ) -> Callable[[], U8]:
+        """Queue the computation of a block; the function that is returned waits for its grey levels.
+
+        The windows on the device end with this call: their memory serves the next block, which comes after this one.
+        """
+        finite: list[Finite] = []
+        raw, lsds = self.worker.upload(raw), None if lsds is None else self.worker.upload(lsds)
+        seen = hull(self.tiling.input(index) for index in tiles)
+        lsd_tiles = [] if self.source is None else list(self.source.tiling.indices_touching(seen))
+        each = self.worker.each_of(len(tiles) + len(lsd_tiles))
+        if self.source is not None:
+            levels, facts["lsd_tiles"] = self.source.read(seen, raw, finite, each)
+            lsds = Window(seen, levels)
+        own = self.outputs if lsds is None else {"affs": self.outputs["affs"]}
+        levels = predict_box(
+            self.tiling, box, tiles, network=self.network, outputs=own, raw=raw, lsds=lsds, finite=finite, each=each
+        )
+        if lsds is not None and "lsds" in self.outputs:
+            levels = torch.cat([levels, _pasted(lsds, box)])
+        return self.worker.download(levels, finite)
 
 
 @dataclass

@@ -68,8 +68,7 @@ class PredictConfig(StrictModel):
     lsd_cache_mb: int | None = Field(
         default=None,
         ge=0,
-        description="memory in MB for LSD tiles that a worker keeps for its next blocks (default: 1024 on a CPU, two "
-        "fifths of the free memory of a GPU)",
+        description="memory in MB for LSD tiles that a worker keeps for its next blocks (default: 1024 on a CPU, 0.3 "
+        "of the free memory of a GPU)",
     )
-    measure: bool = Field(default=False, description="`plan` also runs one tile of each network and reports the time")
     zarr_format: Literal[2, 3] = Field(default=3, description="zarr format of the predictions")

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import BadData, ConfigError
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_network import shapes
 from lsdflow_network.inference import Predictor, load_predictor
 from lsdflow_network.out_of_memory import does_not_fit, is_out_of_memory
-from lsdflow_predict.tiling import TiledNetwork
 
 # Raw u8, LSDs u8 or none, names of outputs -> their grey levels u8, and whether they are all finite (a bool there).
 Network = Callable[[Tensor, Tensor | None, Sequence[str]], tuple[Tensor, Tensor]]
@@ -116,17 +113,6 @@ def require_parity(
             found=f"{mean:.2f}, at most {most}",
             fix='set predict.precision = "tf32" or "float32"',
         )
-
-
-def seconds_per_tile(tiled: TiledNetwork, device: str, precision: str) -> float:
-    """Seconds of one tile of a network on this machine's device (the second of two evaluations)."""
-    network, bundle = load_network(tiled.folder, device, precision), tiled.bundle
-    raw = torch.zeros(tiled.grid.tiling.input_vox, dtype=torch.uint8)
-    lsds = raw.expand(LSDS.channels, *raw.shape) if bundle.unet.in_channels > 1 else None
-    network(raw, lsds, list(bundle.outputs))
-    started = time.monotonic()
-    network(raw, lsds, list(bundle.outputs))
-    return time.monotonic() - started
 
 
 def prepare_torch(precision: str = "float32") -> None:

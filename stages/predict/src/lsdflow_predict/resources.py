@@ -24,7 +24,7 @@ _MOST_STEPS = 100
 _PROCESS_BYTES = 500_000_000
 # Of the GPU memory that is free when a worker starts; the rest is for its networks, their tiles and other workers.
 _SHARE_FOR_WINDOWS = 0.25
-_SHARE_FOR_CACHE = 0.4
+_SHARE_FOR_CACHE = 0.3
 _CACHE_MB_ON_CPU = 1024
 # Of main memory, for the blocks that a worker of a GPU has at once.
 _SHARE_FOR_BLOCKS = 0.5
@@ -94,10 +94,10 @@ def tile_bytes(networks: Sequence[TiledNetwork]) -> int:
     return max(network_bytes(network.bundle.unet, network.grid.tiling.input_vox) for network in networks)
 
 
-def worker_bytes(affinities: TiledNetwork, lsds: TiledNetwork | None, threads: int) -> int:
-    """Main memory of one worker on the CPU, roughly: a tile for each thread and the arrays of one block, bytes."""
+def worker_bytes(affinities: TiledNetwork, lsds: TiledNetwork | None, blocks_at_once: int, threads: int) -> int:
+    """Main memory of a worker, roughly: the arrays of its blocks, and on a CPU a tile for each thread, bytes."""
     tiles = tile_bytes([affinities, *([lsds] if lsds else [])])
-    return _PROCESS_BYTES + block_bytes(affinities, lsds) + threads * tiles
+    return _PROCESS_BYTES + blocks_at_once * block_bytes(affinities, lsds) + threads * tiles
 
 
 def block_bytes(affinities: TiledNetwork, lsds: TiledNetwork | None) -> int:
@@ -108,12 +108,13 @@ def block_bytes(affinities: TiledNetwork, lsds: TiledNetwork | None) -> int:
     return arrays + grid.first_block.size * 2 * sum(affinities.bundle.outputs.values())
 
 
-def check_main_memory(
-    affinities: TiledNetwork, lsds: TiledNetwork | None, *, device: str, workers: int, threads: int
-) -> None:
+def check_main_memory(affinities: TiledNetwork, lsds: TiledNetwork | None, compute: ComputeTable, workers: int) -> None:
     """ConfigError if `workers` on the CPU need more main memory than the machine or the job has. No check on GPUs."""
-    have, need = memory_limit_bytes(), worker_bytes(affinities, lsds, threads)
-    if device == "cpu" and need * workers > have:
+    if choose_device(compute.device) != "cpu":
+        return
+    at_once = share_of(compute, affinities.grid, 1).blocks_at_once
+    have, need = memory_limit_bytes(), worker_bytes(affinities, lsds, at_once, compute.threads_per_worker)
+    if need * workers > have:
         raise ConfigError(
             "the workers need more main memory than there is",
             where="predict.block_shape, predict.tile_shape, compute.workers",

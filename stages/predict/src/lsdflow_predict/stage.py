@@ -91,8 +91,6 @@ class Predict(BlockStage):
         inputs = open_inputs(experiment, config)
         *before, last = _passes(experiment, config, inputs)
         facts = {**plan_task(last), **_estimate(experiment.compute, inputs, last, *before)}
-        if config.measure:
-            facts |= _measured_tiles(experiment.compute, config, inputs)
         if inputs.lsds is None or not before:
             return facts
         lsds = {**plan_task(before[0]), "multiply_adds": region_multiply_adds(inputs.lsds)}
@@ -104,7 +102,7 @@ class Predict(BlockStage):
 
     def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
         """torch and its GPUs."""
-        from lsdflow_network.torch_build import torch_facts
+        from lsdflow_network.devices import torch_facts
 
         del experiment
         return torch_facts()
@@ -284,8 +282,7 @@ def _problems_of_target(experiment: Experiment, config: PredictConfig) -> list[S
         networks = choose_networks_of(experiment, config, voxel_size_nm)
         region = region_box(config.roi, voxel_size_nm, raw.box, "predict.roi")
         tiled = tile_networks(networks, config, region, voxel_size_nm)
-        device, threads = choose_device(compute.device), compute.threads_per_worker
-        check_main_memory(*tiled, device=device, workers=_workers_here(compute), threads=threads)
+        check_main_memory(*tiled, compute, _workers_here(compute))
 
     problems = problems_of(
         [
@@ -314,15 +311,18 @@ def _estimate(
 ) -> dict[str, Any]:
     """Facts for `plan`: shapes of tiles, memory of a worker, and hours if something is known about the speed."""
     affinities, lsds = inputs.affinities, inputs.lsds
-    tiling, device = affinities.grid.tiling, choose_device(compute.device)
+    tiling, device, share = affinities.grid.tiling, choose_device(compute.device), task.shared
+    threads = compute.threads_per_worker if device == "cpu" else 0
+    workers = share.processes if compute.runner == "daisy" else 1
     specs = [network.bundle.unet for network in inputs.tiled]
     facts: dict[str, Any] = {
         "tile_input_vox": list(tiling.input_vox),
         "tile_output_vox": list(tiling.output_vox),
-        "main_memory_per_worker_bytes": worker_bytes(affinities, lsds, compute.threads_per_worker),
+        "main_memory_per_worker_bytes": worker_bytes(affinities, lsds, share.blocks_at_once, threads),
         "device_memory_per_worker_bytes": tile_bytes(inputs.tiled),
-        "largest_tile_shape_that_fits_vox": largest_tile_edge(specs, device, _workers_here(compute)),
+        "largest_tile_shape_that_fits_vox": largest_tile_edge(specs, device, workers),
         "workers": compute.workers,
+        "blocks_at_once": share.blocks_at_once,
         "device": device,
         "accepted": list(inputs.networks.accepted),
         "multiply_adds": region_multiply_adds(affinities),
@@ -341,15 +341,3 @@ def _estimate(
         facts["seconds_per_block"] = float(np.mean(seconds))
         facts["worker_hours_left"] = facts["seconds_per_block"] * (len(task.plan) - len(task.marks.done())) / 3600
     return facts
-
-
-def _measured_tiles(compute: ComputeTable, config: PredictConfig, inputs: Inputs) -> dict[str, float]:
-    """Seconds of one tile of each network on this machine's device."""
-    from lsdflow_predict.evaluation import prepare_torch, seconds_per_tile
-
-    device = choose_device(compute.device)
-    prepare_torch(config.precision)
-    found = {"seconds_per_tile": seconds_per_tile(inputs.affinities, device, config.precision)}
-    if inputs.lsds is not None:
-        found["seconds_per_lsd_tile"] = seconds_per_tile(inputs.lsds, device, config.precision)
-    return found

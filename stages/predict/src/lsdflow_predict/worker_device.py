@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lsdflow_command.interruption import end_if_asked
 from lsdflow_command.progress import REPORT
 from lsdflow_contract.geometry import Box
 from lsdflow_predict.evaluation import Finite, require_finite
@@ -61,7 +62,10 @@ class Device:
             self._each = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)).map
 
     def each_of(self, tiles: int) -> Each:
-        """A `map` for all tiles of a block, so many together, that reports how much of the block is done."""
+        """A `map` for all tiles of a block, so many together, that reports how much of the block is done.
+
+        It ends with Interrupted (75) if the worker was stopped.
+        """
         report, done = REPORT.get(), itertools.count(1)
         noted = time.monotonic()
 
@@ -69,6 +73,7 @@ class Device:
             """The results of `evaluate` in order."""
             nonlocal noted
             for result in self._each(evaluate, indices):
+                end_if_asked()
                 count, now = next(done), time.monotonic()
                 if report is not None and now - noted > SECONDS_BETWEEN_NOTES:
                     noted = now

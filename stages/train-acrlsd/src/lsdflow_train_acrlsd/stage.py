@@ -61,7 +61,7 @@ class TrainAcrlsd(TrainStage):
 
     def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
         """Facts about torch and its GPUs."""
-        from lsdflow_network.torch_build import torch_facts
+        from lsdflow_network.devices import torch_facts
 
         del experiment
         return torch_facts()

@@ -37,7 +37,7 @@ STAGE = "train-acrlsd"
 MOST_TRAINED_VOX = 1 << 24
 Tables = dict[str, dict[str, Any]]
 OF_THE_TARGET = {
-    "predict": ("checkpoint", "lsd_checkpoint", "setup", "roi", "mask", "store_lsds", "measure"),
+    "predict": ("checkpoint", "lsd_checkpoint", "setup", "roi", "mask", "store_lsds"),
     "watershed": ("mask_file", "mask_dataset", "replace_sections", "replace_sections_with"),
     "agglomerate": (),
     "segment": ("threshold", "advice", "truth_dataset", "truth_roi", "extra_thresholds", "roi", "run_type"),

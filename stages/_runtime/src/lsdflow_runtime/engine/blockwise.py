@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -170,7 +171,9 @@ def _attempt_once(
 
     The coordinator offers a block more often than that, because a lost worker is not a failure of the block.
     """
+    here = Session.current()
     if task.marks.is_done(number):
+        here.forget(number)
         return True
     try:
         failure = task.marks.failure(number)
@@ -182,8 +185,7 @@ def _attempt_once(
     known = {"session": session, "attempts": failures + 1}
     in_progress.append(InProgress(number, known))
     # Workers of other jobs are many, and their session is on shared storage.
-    is_noted, here = task.experiment.compute.runner == "daisy", Session.current()
-    token = REPORT.set(partial(here.note, number) if is_noted else None)
+    token = REPORT.set(partial(here.note, number) if task.experiment.compute.runner == "daisy" else None)
     try:
         return _attempt(task, do_block, number, attempts=1, known=known)
     finally:
@@ -236,7 +238,8 @@ def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None
         """Advance the progress by the blocks done since `counted`; return how many are done now."""
         now = task.marks.count_done()
         progress.failed = task.marks.count_failed()
-        progress.under_way = Session.current().under_way() if SESSION_VARIABLE in os.environ else 0.0
+        session = os.environ.get(SESSION_VARIABLE)
+        progress.under_way = Session(Path(session)).under_way() if session else 0.0
         progress.advance(now - counted)
         return now
 

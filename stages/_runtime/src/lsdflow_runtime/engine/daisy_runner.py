@@ -88,12 +88,14 @@ class Session:
         write_json(self.folder / "fatal.json", error.as_dict())
 
     def note(self, block: int, share: float) -> None:
-        """Note how much of a block is done."""
-        (self.folder / f"{block}.part").write_text(f"{share:.3f}")
+        """Note how much of a block is done. Without room for the note, it is only not shown."""
+        with suppress(OSError):
+            (self.folder / f"{block}.part").write_text(f"{share:.3f}")
 
     def forget(self, block: int) -> None:
-        """Remove the note of a block."""
-        (self.folder / f"{block}.part").unlink(missing_ok=True)
+        """Remove the note of a block, if there is one."""
+        with suppress(OSError):
+            (self.folder / f"{block}.part").unlink()
 
     def under_way(self) -> float:
         """Sum of the noted shares; a note that is being written counts as 0."""

@@ -18,8 +18,8 @@ from lsdflow_training.augmentation.description import GLOBAL_DICE, moved_seed
 from lsdflow_training.data.volume_arrays import Name, VolumeArrays
 from lsdflow_training.targets.boundaries import compact_ids, grow_boundary
 
-# gunpowder moves the seed of a request on at each node. This one stands for five nodes of gunpowder's (normalize,
-# restrict, pad three arrays) and moves it as they would, so that intensities are drawn as in the published pipeline.
+# gunpowder changes the seed of a request at each node. VolumeSource replaces five nodes (normalize, restrict, pad three
+# arrays) and changes the seed as often as they did, so intensities are drawn as in the published pipeline.
 MOVES_OF_THE_SEED = 10
 
 
