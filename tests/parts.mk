@@ -40,6 +40,7 @@ CORE_BLOCKS := \
   tests/stages/prepare/test_look.py \
   tests/stages/prepare/test_neuron_ids.py \
   tests/stages/prepare/test_placement.py \
+  tests/stages/prepare/test_resampling.py \
   tests/stages/predict/test_neighborhood.py \
   tests/stages/predict/test_refusals.py \
   tests/stages/predict/test_resources.py \

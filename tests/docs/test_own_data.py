@@ -182,6 +182,10 @@ def _lot_of_labels(folder: Path) -> None:
     cremi_zarr(folder / "a.zarr", (24, 520, 520))
 
 
+def _fine(folder: Path) -> None:
+    cremi_zarr(folder / "fine.zarr", (24, 24, 24), size_nm=4, labels=False)
+
+
 def _big(folder: Path) -> None:
     cremi_zarr(folder / "big.zarr", (450, 512, 512), labels=False)
 
@@ -198,6 +202,7 @@ BLOCKS: dict[str, tuple[Callable[[Path], None], dict[str, dict[str, Any]]]] = {
             "target": _whole((12, 16, 24), (8, 8, 8), format="precomputed"),
         },
     ),
+    "fine.zarr": (_fine, {"target": _whole((12, 12, 12), (8, 8, 8))}),
     "exm.tif": (expanded, {"target": _whole((12, 24, 24), (25, 9.375, 9.375))}),
     "ignore_ids": (_lot_of_labels, {"training/a": {"shape_vox": [24, 520, 520]}}),
     "big.zarr": (_big, {"target": {"shape_vox": [250, 512, 512], "offset_nm": [1600.0, 0.0, 0.0]}}),

@@ -43,6 +43,15 @@ def test_int16_and_large_floats_follow_the_given_range() -> None:
     assert to_u8(raw.astype(np.float32), (-1000, 1000), "a").values.ravel().tolist() == [0, 64, 128, 255]
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.float32])
+def test_a_range_from_high_to_low_inverts_the_contrast(dtype: type) -> None:
+    np.testing.assert_array_equal(to_u8(LEVELS.astype(dtype), (255, 0), "a").values, 255 - LEVELS)
+    there, back = (to_u8(LEVELS.astype(dtype), given, "a") for given in ((50, 200), (200, 50)))
+    np.testing.assert_array_equal(back.values[there.values % 255 == 0], 255 - there.values[there.values % 255 == 0])
+    assert there.clipped == back.clipped == 50 + 55
+    assert back.values.ravel()[[0, 50, 125, 200, 255]].tolist() == [255, 255, 128, 0, 0]
+
+
 @pytest.mark.parametrize("raw", [np.array([[[3, 4095]]], np.uint16), np.array([[[3, 4095]]], np.float32)])
 def test_unknown_range_is_refused_with_minimum_and_maximum(raw: np.ndarray) -> None:
     with pytest.raises(BadData) as caught:

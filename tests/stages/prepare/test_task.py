@@ -280,9 +280,11 @@ def test_bad_input_is_refused_with_its_code_and_nothing_is_written(
     [
         ({"probability": 0.9}, "must sum to 1"),
         ({"raw_rnage": [0, 1]}, "raw_rnage"),
-        ({"raw_range": [1, 0]}, "min < max"),
+        ({"raw_range": [7, 7]}, "two values that differ"),
         ({"voxel_size": "8"}, "unit"),
-        ({"voxel_size": "8 vox"}, "unit of length"),
+        ({"voxel_size": "8 vox"}, "voxel_size needs a unit of length"),
+        ({"resample_to": "2 vox"}, "resample_to needs a unit of length"),
+        ({"resample_to": "8, 0, 8 nm"}, "resample_to needs .* positive"),
         ({"expansion_factor": 0}, "greater than 0"),
         ({"name": "../a"}, "pattern"),
         ({"ignore_ids": [1], "background_ids": [1]}, "both"),

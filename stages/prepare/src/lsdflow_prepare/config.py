@@ -44,7 +44,9 @@ class VolumeTable(StrictModel):
         default=None, description="dataset in it (default: the container itself if it is a volume, else volumes/raw)"
     )
     raw_range: tuple[float, float] | None = Field(
-        default=None, description="grey values that become 0 and 255; required unless raw is uint8, or float in [0, 1]"
+        default=None,
+        description="grey values that become 0 and 255; required unless raw is uint8, or float in [0, 1]; [255, 0] "
+        "inverts the contrast",
     )
     raw_channel: int | None = Field(
         default=None, ge=0, description="channel to use of a raw volume with several channels"
@@ -57,6 +59,14 @@ class VolumeTable(StrictModel):
     )
     expansion_factor: float = Field(
         default=1.0, gt=0, description="expansion microscopy: voxel sizes are divided by this factor"
+    )
+    # Left out where it is not set: the keys of volumes hash this form.
+    resample_to: Lengths | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description='resample the volume to this voxel size, z,y,x, for example "8 nm": along each axis a whole '
+        "multiple of its own (raw: mean of the voxels) or a whole fraction (raw: linear interpolation); labels and "
+        "mask take the value of one voxel (default: not resampled)",
     )
     sparse: bool = Field(
         default=False,
@@ -76,12 +86,13 @@ class VolumeTable(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.raw_range is not None and not self.raw_range[0] < self.raw_range[1]:
-            msg = f"raw_range must be (min, max) with min < max, found {self.raw_range}"
+        if self.raw_range is not None and self.raw_range[0] == self.raw_range[1]:
+            msg = f"raw_range needs two values that differ, those that become 0 and 255; found {self.raw_range}"
             raise ValueError(msg)
-        if self.voxel_size is not None and (self.voxel_size.unit == "vox" or min(self.voxel_size.values) <= 0):
-            msg = 'voxel_size needs a unit of length and must be positive, e.g. "40, 8, 8 nm"'
-            raise ValueError(msg)
+        for name, size in (("voxel_size", self.voxel_size), ("resample_to", self.resample_to)):
+            if size is not None and (size.unit == "vox" or min(size.values) <= 0):
+                msg = f'{name} needs a unit of length and must be positive, e.g. "40, 8, 8 nm"; found "{size}"'
+                raise ValueError(msg)
         both = set(self.ignore_ids) & set(self.background_ids)
         if both:
             msg = f"ids {sorted(both)} are both in ignore_ids and in background_ids"

@@ -2,7 +2,8 @@
 
 uint8               unchanged
 float in [0, 1]     round(255 * value), so k / 255 becomes k
-anything else       only with a range given by the user: min -> 0, max -> 255, clipped outside
+anything else       only with a range given by the user: its first value -> 0, its second -> 255, clipped outside;
+                    the larger one first inverts the contrast
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class NonFinite(NamedTuple):
     first: Vox3
 
 
-def to_u8(raw: NDArray[Any], raw_range: Range | None, where: str) -> Grey:
-    """A block of raw (z,y,x; any real type) as uint8 0-255.
+def to_u8(raw: NDArray[Any], raw_range: Range | None, where: str, counted: tuple[slice, ...] = ()) -> Grey:
+    """A block of raw (z,y,x; any real type) as uint8 0-255. counted: where voxels outside the range are counted.
 
     Raises:
         BadData: not real numbers, NaN or infinite values, or a range is required and not given.
@@ -46,22 +47,22 @@ def to_u8(raw: NDArray[Any], raw_range: Range | None, where: str) -> Grey:
     if raw_range is None:
         refuse_unknown_range(raw.dtype, float(raw.min()), float(raw.max()), where)
         return Grey(np.rint(raw.astype(np.float64) * 255).astype(np.uint8), 0)
-    low, high = raw_range
-    clipped = int(np.count_nonzero((raw < low) | (raw > high)))
-    return Grey(_stretch(raw, low, high), clipped)
+    low, high = sorted(raw_range)
+    clipped = int(np.count_nonzero((raw[counted] < low) | (raw[counted] > high)))
+    return Grey(_stretch(raw, *raw_range), clipped)
 
 
-def _stretch(raw: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
-    """Linear map of [low, high] to [0, 255]; small unsigned types use a lookup table."""
+def _stretch(raw: NDArray[Any], black: float, white: float) -> NDArray[np.uint8]:
+    """Linear map of black to 0 and white to 255; small unsigned types use a lookup table."""
     if raw.dtype.kind == "u" and raw.dtype.itemsize * 8 <= MAX_TABLE_BITS:
         levels = np.arange(np.iinfo(raw.dtype).max + 1, dtype=np.float64)
-        table = _linear(levels, low, high)
+        table = _linear(levels, black, white)
         return np.asarray(table[raw])
-    return _linear(raw.astype(np.float64), low, high)
+    return _linear(raw.astype(np.float64), black, white)
 
 
-def _linear(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
-    return np.rint(np.clip((values - low) / (high - low), 0, 1) * 255).astype(np.uint8)
+def _linear(values: NDArray[np.float64], black: float, white: float) -> NDArray[np.uint8]:
+    return np.rint(np.clip((values - black) / (white - black), 0, 1) * 255).astype(np.uint8)
 
 
 def refuse_type(dtype: np.dtype[np.generic], where: str) -> None:

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW, MaskState
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput
-from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.geometry import Box, Geometry, Nm3
 from lsdflow_prepare import placement
 from lsdflow_prepare.config import Region, TargetVolume, TrainingVolume
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.greyscale import refuse_type
 from lsdflow_prepare.neuron_ids import LabelledBlock, labelled_block, mask_states, refuse_label_type
+from lsdflow_prepare.resampling import SAME_VOXELS, Factors, factors_to
 from lsdflow_runtime.formats.detect import detect_format, open_source
 from lsdflow_runtime.formats.source import SourceVolume
 from lsdflow_runtime.formats.tiff import TO_GREY
@@ -41,7 +42,10 @@ class Overlay:
 
 @dataclass
 class VolumeInputs:
-    """Open inputs of one volume; `region` is the part of raw that is prepared, `geometry` that of the whole raw."""
+    """Open inputs of one volume; `region` is the part of raw that is prepared, `geometry` that of the whole raw.
+
+    `factors`: how many voxels of raw make a prepared one, if the volume is resampled.
+    """
 
     name: str
     role: str
@@ -52,6 +56,7 @@ class VolumeInputs:
     labels: Overlay | None = None
     mask: Overlay | None = None
     ignored: tuple[Box, ...] = ()
+    factors: Factors = SAME_VOXELS
 
     @property
     def label(self) -> str:
@@ -75,9 +80,15 @@ class VolumeInputs:
 
     @property
     def output_geometry(self) -> Geometry:
-        """Geometry of the prepared volume."""
+        """Geometry of the prepared volume, which begins at the corner of the region, also if it is resampled."""
         begin = self.geometry.position_nm(self.region.begin_vox)
-        return Geometry(self.geometry.voxel_size_nm, begin, self.region.shape_vox)
+        size_nm = _resampled_size_nm(self.table) or self.geometry.voxel_size_nm
+        return Geometry(size_nm, begin, self.factors.output_shape(self.region.shape_vox))
+
+    def source_box(self, box: Box, *, neighbours: bool = False) -> Box:
+        """The voxels of raw in which the prepared voxels `box` lie; neighbours: and those interpolated with them."""
+        cells = self.factors.cells(box).grow(self.factors.neighbours_vox if neighbours else (0, 0, 0))
+        return cells.translate(self.region.begin_vox).intersect(self.region)
 
     def read_raw(self, box: Box) -> NDArray[np.generic]:
         """Raw of a box (index 0 = first voxel of the whole raw): z,y,x, stored dtype, the chosen channel."""
@@ -143,6 +154,9 @@ def open_inputs(
                 if source is not None:
                     source = opened.enter_context(source).as_numbers()
                     _check_overlay(spec.dataset, source, table, inputs)
+        if inputs is not None:
+            with findings.collecting():
+                _leave_out_incomplete_cells(inputs, findings)
         if inputs is None or len(findings.errors) > found:
             return None
         opened.pop_all()
@@ -173,7 +187,30 @@ def _place_raw(
             raise ConfigError(f"{field} leaves the region of the JSON file", wanted=str(region), found=str(wanted))
         region = wanted
     ignored = tuple(_region(item, geometry, f"{field[:-4]}.ignore_regions") for item in table.ignore_regions)
-    return VolumeInputs(name, role, table, raw, geometry, region, ignored=ignored)
+    wanted_nm = _resampled_size_nm(table) or geometry.voxel_size_nm
+    factors = factors_to(geometry.voxel_size_nm, wanted_nm, f"{field[:-4]}.resample_to", raw.where)
+    return VolumeInputs(name, role, table, raw, geometry, region, ignored=ignored, factors=factors)
+
+
+def _resampled_size_nm(table: TrainingVolume | TargetVolume) -> Nm3 | None:
+    return None if table.resample_to is None else table.resample_to.to_nm((1.0, 1.0, 1.0))
+
+
+def _leave_out_incomplete_cells(inputs: VolumeInputs, findings: Findings) -> None:
+    """Reduce the region to whole voxels of the prepared volume, with a warning; ConfigError if there is none."""
+    whole, region = inputs.factors.whole_cells(inputs.region), inputs.region
+    if whole.is_empty:
+        raise ConfigError(
+            "the region is smaller than one voxel of resample_to",
+            where=inputs.raw.where,
+            wanted=f"at least {inputs.factors.coarser} voxels",
+            found=f"{region.shape_vox} voxels",
+            fix="a smaller resample_to, or a larger roi",
+        )
+    if whole != region:
+        text = f"resample_to leaves out {region.size - whole.size} voxels at the far end: of {region.shape_vox}, "
+        findings.warn(inputs.name, text + f"{whole.shape_vox} are whole cells of {inputs.factors.coarser} voxels")
+        inputs.region = whole
 
 
 def _region(item: Region, geometry: Geometry, field: str) -> Box:

@@ -53,7 +53,7 @@ class VolumeSummary:
 
     def warnings(self, inputs: VolumeInputs) -> list[str]:
         """All warnings about the volume."""
-        found = rules.shape_warnings(inputs.region.shape_vox, inputs.role) + rules.raw_warnings(self.raw)
+        found = rules.shape_warnings(inputs.output_geometry.shape_vox, inputs.role) + rules.raw_warnings(self.raw)
         if self.labels is not None:
             found += rules.label_warnings(self.labels)
         return found + rules.component_warnings(self.components or {})
@@ -176,10 +176,11 @@ def report_path(container: Path) -> Path:
 
 
 def _facts(inputs: VolumeInputs, summary: VolumeSummary) -> dict[str, Any]:
+    made = inputs.output_geometry
     facts: dict[str, Any] = {
-        "shape_vox": list(inputs.region.shape_vox),
-        "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
-        "offset_nm": list(inputs.output_geometry.offset_nm),
+        "shape_vox": list(made.shape_vox),
+        "voxel_size_nm": list(made.voxel_size_nm),
+        "offset_nm": list(made.offset_nm),
         "format": inputs.raw.form,
         "raw_clipped_voxels": summary.raw.clipped,
     }

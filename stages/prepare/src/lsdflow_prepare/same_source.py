@@ -116,7 +116,7 @@ def _difference(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> str:
                 block = task.plan.block(number)
                 arrays = volume_passes.make_block(inputs, task.content, block).arrays
                 for dataset in (d for d, v in arrays.items() if hash_of_array(v) != record["checksums"].get(d)):
-                    box = block.write.translate(inputs.region.begin_vox)
+                    box = inputs.source_box(block.write)
                     return f"{_source_of(inputs, dataset)} has other voxels in {box}"
                 progress.advance(block.write.size)
     return ""

@@ -97,15 +97,15 @@ class Prepare(BlockStage):
         facts = {}
         with _opened(experiment, Findings()) as volumes:
             for inputs in volumes:
-                tasks = _passes(experiment, inputs, compare=False)
+                tasks, made = _passes(experiment, inputs, compare=False), inputs.output_geometry
                 facts[inputs.label] = {
-                    "shape_vox": list(inputs.region.shape_vox),
-                    "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
-                    "offset_nm": list(inputs.output_geometry.offset_nm),
+                    "shape_vox": list(made.shape_vox),
+                    "voxel_size_nm": list(made.voxel_size_nm),
+                    "offset_nm": list(made.offset_nm),
                     "format": inputs.raw.form,
                     "blocks": sum(len(task.plan) for task in tasks),
                     "labelled": inputs.labels is not None,
-                    "bytes_expected": bytes_needed(inputs.region.shape_vox, inputs.labels is not None),
+                    "bytes_expected": bytes_needed(made.shape_vox, inputs.labels is not None),
                     "done": finished_report(tasks) is not None,
                 }
         return facts
@@ -242,12 +242,12 @@ def _opened(experiment: Experiment, findings: Findings, *, strict: bool = True) 
 
 
 def _warn_voxel_sizes(volumes: list[VolumeInputs], findings: Findings) -> None:
+    sizes = {inputs.label: inputs.output_geometry.voxel_size_nm for inputs in volumes}
     for inputs in volumes:
-        for text in voxel_size_warnings(inputs.geometry.voxel_size_nm):
+        for text in voxel_size_warnings(sizes[inputs.label]):
             findings.warn(inputs.name, text)
-    sizes = {inputs.geometry.voxel_size_nm for inputs in volumes}
-    if len(sizes) > 1:
-        listed = ", ".join(f"{inputs.label} {inputs.geometry.voxel_size_nm}" for inputs in volumes)
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{label} {size}" for label, size in sizes.items())
         findings.warn(STAGE, f"voxel sizes differ, a network sees one size only: {listed} nm")
 
 
@@ -270,7 +270,7 @@ def _each(volumes: list[VolumeInputs], passes: list[list[VolumePass]]) -> Iterat
 
 
 def _refuse_full_disk(experiment: Experiment, unfinished: list[VolumeInputs]) -> None:
-    needed = sum(bytes_needed(inputs.region.shape_vox, inputs.labels is not None) for inputs in unfinished)
+    needed = sum(bytes_needed(inputs.output_geometry.shape_vox, inputs.labels is not None) for inputs in unfinished)
     free = shutil.disk_usage(experiment.layout.root).free
     if free < needed:
         raise StorageFailure(

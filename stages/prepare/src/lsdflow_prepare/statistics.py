@@ -36,13 +36,13 @@ class RawStatistics:
     voxels: int = 0
     clipped: int = 0
 
-    def add(self, block: NDArray[Any], clipped: int = 0) -> None:
-        """Add a block of any real type; NaN is left out of the range."""
+    def add(self, block: NDArray[Any], clipped: int = 0, voxels: int | None = None) -> None:
+        """Add a block of any real type; NaN is left out of the range. voxels: how many count (default: all)."""
         if block.size == 0:
             return
         self.minimum = min(self.minimum, float(np.nanmin(block)))
         self.maximum = max(self.maximum, float(np.nanmax(block)))
-        self.voxels += block.size
+        self.voxels += block.size if voxels is None else voxels
         self.clipped += clipped
 
     def facts(self) -> dict[str, Any]:

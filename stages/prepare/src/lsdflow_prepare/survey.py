@@ -27,7 +27,7 @@ def survey(inputs: VolumeInputs, findings: Findings, seconds: float) -> None:
     """Read blocks in random order (fixed seed) until all are read or `seconds` have passed; report problems."""
     deadline = time.monotonic() + seconds
     boxes, whole = sample_boxes(inputs.region)
-    for text in rules.shape_warnings(inputs.region.shape_vox, inputs.role):
+    for text in rules.shape_warnings(inputs.output_geometry.shape_vox, inputs.role):
         findings.warn(inputs.name, text)
     for source, box in _read_boxes(inputs):
         if source.grid is None or _count_chunks(source, box) > MOST_CHUNKS_COUNTED:

@@ -8,6 +8,9 @@
         output   |64|64|64|64|64|64|64|64|64|64|      chunks of the output, then extended along x and y as memory
         blocks   |       block       |  block |       allows, so that the source is decoded as few times as possible
 
+A volume with `resample_to` is read in source voxels and written in output voxels (`resampling`). If it becomes so much
+coarser that the source of one chunk of 64^3 does not fit into memory, the chunks are smaller.
+
 The arrays are zarr format 2, which gunpowder reads. The two passes of a volume have keys that begin like the key of the
 volume, whose folder contains the arrays; so `lsdflow clean` finds their done marks. Done marks are files even if the
 store of the experiment is MongoDB, so that prepare needs no server.
@@ -15,6 +18,7 @@ store of the experiment is MongoDB, so that prepare needs no server.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +37,8 @@ from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.greyscale import to_u8
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
+from lsdflow_prepare.placement import moved
+from lsdflow_prepare.resampling import resampled_grey, resampled_ids
 from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
 from lsdflow_prepare.survey import refuse_missing_chunks
 from lsdflow_runtime.blocks import Block, BlockPlan
@@ -118,9 +124,12 @@ def _pass(
 ) -> VolumePass:
     grid = inputs.output_geometry
     source = inputs.raw if content == "raw" or inputs.labels is None else inputs.labels.source
-    edge = block_shape(grid.shape_vox, CHUNK_VOX, BYTES_PER_VOXEL[content], source.chunk_shape_vox)
+    needed = BYTES_PER_VOXEL[content] * math.prod(inputs.factors.coarser)
+    chunk = chunk_edge(needed)
+    decoded = None if source.chunk_shape_vox is None else inputs.factors.output_shape(source.chunk_shape_vox)
+    edge = block_shape(grid.shape_vox, chunk, needed, decoded)
     plan = BlockPlan(grid.box, edge)
-    z, y, x = (min(CHUNK_VOX, length) for length in grid.shape_vox)
+    z, y, x = (min(chunk, length) for length in grid.shape_vox)
     return VolumePass(
         stage=STAGE,
         experiment=_experiment_of_pass(experiment, len(plan)),
@@ -205,17 +214,21 @@ def make_block(inputs: VolumeInputs, content: Content, block: Block) -> BlockOut
     Raises:
         BadData: problems that only the whole data show: NaN, values out of range, negative labels, missing chunks.
     """
-    box = block.write.translate(inputs.region.begin_vox)
+    box = inputs.source_box(block.write, neighbours=content == "raw")
+    first, factors = moved(box, inputs.region.begin_vox).begin_vox, inputs.factors
     _refuse_missing(inputs, content, box)
     if content == "raw":
-        grey = to_u8(inputs.read_raw(box), inputs.table.raw_range, f"{inputs.raw.where} {box}")
+        own = factors.own(block.write)
+        grey = to_u8(inputs.read_raw(box), inputs.table.raw_range, f"{inputs.raw.where} {box}", own.slices(first))
         raw = RawStatistics()
-        raw.add(grey.values, grey.clipped)
-        return BlockOutput({RAW.dataset: grey.values}, facts=raw.facts())
+        raw.add(grey.values, grey.clipped, own.size)
+        values = resampled_grey(grey.values, first, block.write, factors)
+        return BlockOutput({RAW.dataset: values}, facts=raw.facts())
     read = inputs.read_labels(box)
+    ids, states = (resampled_ids(part, first, block.write, factors) for part in read)
     labels = LabelStatistics()
-    labels.add(read.ids, read.states)
-    return BlockOutput({LABELS.dataset: read.ids, MASK.dataset: read.states}, facts=labels.facts())
+    labels.add(ids, states)
+    return BlockOutput({LABELS.dataset: ids, MASK.dataset: states}, facts=labels.facts())
 
 
 def _refuse_missing(inputs: VolumeInputs, content: Content, box: Box) -> None:
@@ -227,6 +240,14 @@ def _refuse_missing(inputs: VolumeInputs, content: Content, box: Box) -> None:
             z, y, x = overlay.placed.begin_vox
             own = overlay.covered.intersect(box).translate((-z, -y, -x))
             refuse_missing_chunks(overlay.source, own, inputs.table.sparse)
+
+
+def chunk_edge(bytes_per_voxel: int) -> int:
+    """Edge of the chunks of an output, voxels: CHUNK_VOX, halved until what is read for one chunk fits into memory."""
+    edge = CHUNK_VOX
+    while edge**3 * bytes_per_voxel > MEMORY_BYTES and edge > 1:
+        edge //= 2
+    return edge
 
 
 def block_shape(shape_vox: Vox3, chunk_vox: int, bytes_per_voxel: int, source_chunk_vox: Vox3 | None = None) -> Vox3:
