@@ -37,7 +37,7 @@ INIT_OWN = (
     "bin/lsdflow init own --train labelled.zarr --volume labelled.zarr --truth labelled.zarr"
     " --profile tiny --mode mtlsd"
 )
-INIT_CHECKPOINT = "lsdflow init exp --volume big.zarr --checkpoint FOLDER"
+INIT_CHECKPOINT = "lsdflow init exp --volume big.zarr --network FOLDER"
 SYNOPSIS = "lsdflow init DIR "
 Type = Callable[[str], str]
 

@@ -1,4 +1,4 @@
-"""An experiment that predicts with a network that was trained elsewhere: `init --checkpoint`, the demo, the stages."""
+"""An experiment that predicts with a network that was trained elsewhere: `init --network`, the demo, the stages."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_validate_reports_a_network_that_is_not_in_the_experiment(demo: Path, mi
 
 def test_init_with_a_network_takes_its_mode_and_proposes_nothing_for_a_training(demo: Path, tmp_path: Path) -> None:
     volume = demo / "input" / "volume.hdf"
-    words = ["init", str(tmp_path / "exp"), "--volume", str(volume), "--checkpoint", str(CHECKPOINT)]
+    words = ["init", str(tmp_path / "exp"), "--volume", str(volume), "--network", str(CHECKPOINT)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     settings = tomllib.loads((tmp_path / "exp" / "experiment.toml").read_text())
@@ -123,7 +123,7 @@ def test_init_with_a_network_takes_its_mode_and_proposes_nothing_for_a_training(
 def test_init_refuses_a_folder_without_a_network_and_one_that_does_not_segment_alone(
     demo: Path, tmp_path: Path
 ) -> None:
-    words = ["init", str(tmp_path / "exp"), "--volume", str(demo / "input" / "volume.hdf"), "--checkpoint"]
+    words = ["init", str(tmp_path / "exp"), "--volume", str(demo / "input" / "volume.hdf"), "--network"]
     assert CliRunner().invoke(app, [*words, str(tmp_path)]).exit_code == 66
     lsds = tmp_path / "lsds"
     shutil.copytree(CHECKPOINT, lsds)
@@ -133,13 +133,4 @@ def test_init_refuses_a_folder_without_a_network_and_one_that_does_not_segment_a
     done = CliRunner().invoke(app, [*words, str(lsds)])
     assert done.exit_code == 2
     assert "this network does not segment alone" in done.output
-    assert not (tmp_path / "exp").exists()
-
-
-def test_init_refuses_a_network_and_volumes_to_train_on_together(demo: Path, tmp_path: Path) -> None:
-    volume = str(demo / "input" / "volume.hdf")
-    words = ["init", str(tmp_path / "exp"), "--volume", volume, "--train", volume, "--checkpoint", str(CHECKPOINT)]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 2
-    assert "a network that is given is not trained" in done.output
     assert not (tmp_path / "exp").exists()

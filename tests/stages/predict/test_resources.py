@@ -86,10 +86,10 @@ def test_workers_share_the_free_memory_of_their_gpu(monkeypatch) -> None:
     [
         ("cpu", 2, 5, 1, Share(5, 1)),
         ("auto", 0, 5, 1, Share(5, 1)),
-        ("auto", 1, 5, 10**9, Share(1, 6)),  # one for each core
-        ("auto", 1, 1, 10**9, Share(1, 6)),
-        ("cuda", 2, 5, 10**9, Share(2, 3)),
-        ("cuda:1", 2, 5, 10**9, Share(1, 6)),
+        ("auto", 1, 5, 10**9, Share(1, 8)),  # one for each core, and two
+        ("auto", 1, 1, 10**9, Share(1, 8)),
+        ("cuda", 2, 5, 10**9, Share(2, 5)),
+        ("cuda:1", 2, 5, 10**9, Share(1, 8)),
         ("auto", 1, 5, 20 * 10**9, Share(1, 2)),  # half of the memory
         ("auto", 1, 5, 10**12, Share(1, 1)),
     ],

@@ -105,6 +105,14 @@ class UNetSpec(StrictModel):
         return ((self.kernel_size,) * 3,) * self.convs_per_level
 
 
+class Calibration(StrictModel):
+    """The thresholds that suit the affinities of a network, chosen where it was not trained."""
+
+    thresholds: dict[str, float] = Field(description="of each merge function, the threshold with the lowest VOI")
+    voxels: int = Field(ge=0, description="labelled voxels that they rest on; 0 = not known")
+    on: str = Field(description="the volumes with these labels")
+
+
 class Bundle(StrictModel):
     """The description of a network: shapes, voxel size, outputs, provenance, and the sha256 of its weights."""
 
@@ -127,7 +135,15 @@ class Bundle(StrictModel):
     )
     training_key: str = Field(default="", description="hash of the training parameters and volumes")
     validation_loss: float | None = None
+    calibration: Calibration | None = Field(
+        default=None, description="thresholds for targets without truth; none if nobody measured them"
+    )
     weights_sha256: str = ""
+
+    @model_serializer(mode="wrap")
+    def _without_missing_calibration(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = handler(self)
+        return {name: value for name, value in written.items() if name != "calibration" or value is not None}
 
     @property
     def is_planned(self) -> bool:

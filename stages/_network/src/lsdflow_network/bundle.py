@@ -88,7 +88,8 @@ def _read_weights(path: Path, wanted_sha256: str) -> dict[str, Tensor]:
             fix="use an older checkpoint, or copy the bundle again",
         )
     try:
-        return load(content)
+        # Networks that come with predict are stored in half precision.
+        return {name: value.float() if value.dtype == torch.float16 else value for name, value in load(content).items()}
     except SafetensorError as error:
         raise BadData("the weights are not a safetensors file", where=path, found=error) from error
 

@@ -28,7 +28,8 @@ _SHARE_FOR_CACHE = 0.3
 _CACHE_MB_ON_CPU = 1024
 # Of main memory, for the blocks that a worker of a GPU has at once.
 _SHARE_FOR_BLOCKS = 0.5
-_FEWEST_AT_ONCE, _MOST_AT_ONCE = 3, 8
+# On each GPU: one block for each core, and one that computes and one that is read.
+_BESIDE_CORES, _MOST_AT_ONCE = 2, 8
 
 
 def choose_device(wanted: str, worker: int = 0) -> str:
@@ -71,7 +72,7 @@ def share_of(compute: ComputeTable, grid: TileGrid, block_bytes: int) -> Share:
         return Share(compute.workers, -(-compute.threads_per_worker // grid.tiles_per_block))
     processes = 1 if compute.device.partition(":")[2] else min(compute.workers, gpu_count())
     fitting = int(_SHARE_FOR_BLOCKS * memory_limit_bytes() / block_bytes)
-    wanted = min(max(available_cores(), _FEWEST_AT_ONCE * processes), _MOST_AT_ONCE * processes, fitting)
+    wanted = min(available_cores() + _BESIDE_CORES * processes, _MOST_AT_ONCE * processes, fitting)
     return Share(processes, max(1, wanted // processes))
 
 

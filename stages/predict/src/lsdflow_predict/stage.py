@@ -254,6 +254,7 @@ def _parameters(config: PredictConfig, inputs: Inputs, grid: TileGrid, setup: st
 def _resolved(config: PredictConfig, inputs: Inputs, setup: str) -> dict[str, Any]:
     """The options and what follows from them, for the manifest."""
     lsds = None if inputs.lsds is None else asdict(inputs.lsds.grid)
+    calibration = inputs.affinities.bundle.calibration
     resolved = {
         "setup": setup,
         "iteration": inputs.affinities.bundle.iteration,
@@ -261,6 +262,7 @@ def _resolved(config: PredictConfig, inputs: Inputs, setup: str) -> dict[str, An
         "scheme": {"affinities": asdict(inputs.affinities.grid), "lsds": lsds},
         # Where later stages find it even if the network has moved.
         "lsd_sigma_nm": (inputs.lsds or inputs.affinities).bundle.sigma_nm,
+        "calibration": None if calibration is None else calibration.model_dump(),
     }
     return {**config.model_dump(mode="json"), "resolved": resolved}
 

@@ -1,6 +1,7 @@
 """Facts of the volumes before prepare has run, for the command `lsdflow`.
 
 look_at, for `lsdflow init`: size, voxel size, grey values and labelled part, from samples of the voxels.
+sample_of_target, for `lsdflow init`: the middle of a volume as prepare would write it, for a network to look at.
 describe_volumes, for `lsdflow plan` and `validate`: the volumes that prepare will write, from metadata alone.
 """
 
@@ -11,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_contract.arrays import LABELS
+from lsdflow_contract.arrays import LABELS, RAW
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.geometry import Box
+from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_prepare.config import PrepareConfig, TargetVolume
 from lsdflow_prepare.findings import Findings
@@ -22,12 +23,14 @@ from lsdflow_prepare.inputs import Resolve, VolumeInputs, open_inputs
 from lsdflow_prepare.report import VolumeReport, make_manifest
 from lsdflow_prepare.statistics import LabelStatistics
 from lsdflow_prepare.survey import read_until, sample_boxes
-from lsdflow_prepare.volume_passes import STAGE, bytes_needed, passes_of
+from lsdflow_prepare.volume_passes import STAGE, bytes_needed, make_block, open_volume_inputs, passes_of
+from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.engine.planning import describe_outputs
 from lsdflow_runtime.formats.detect import open_source
 
 # This share of the voxels is outside of black and white, so that hot pixels do not determine the contrast.
 OUTSIDE_PERCENT = 0.1
+PERCENTILES = (1, 50, 99)
 TARGET = "target"
 EVERY_NTH_VOXEL = 4
 
@@ -46,13 +49,15 @@ def look_at(inputs: VolumeInputs, resolve: Resolve, deadline: float) -> dict[str
             labels.add(block.ids, block.states)
 
     complete = read_until(boxes, deadline, sample) and whole
+    grey = np.concatenate(values)
     return {
         "where": inputs.raw.where,
         "format": inputs.raw.form,
         "dtype": str(inputs.raw.dtype),
         "shape_vox": list(inputs.region.shape_vox),
         "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
-        "grey": _grey(np.concatenate(values)),
+        "grey": _grey(grey),
+        "grey_percentiles": _percentiles(grey),
         "whole": complete,
         "labels": _labels(inputs, labels),
         "labels_beside": _labels_beside(inputs, resolve),
@@ -66,6 +71,27 @@ def _grey(values: NDArray[Any]) -> list[float]:
         return []
     low, high = np.percentile(finite, (OUTSIDE_PERCENT, 100 - OUTSIDE_PERCENT))
     return [float(low), float(high)] if values.dtype.kind == "f" else [float(np.floor(low)), float(np.ceil(high))]
+
+
+def _percentiles(values: NDArray[Any]) -> dict[str, float]:
+    """Percentiles of the values, by which volumes are compared with those that a network was trained on."""
+    finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    return {str(share): float(np.percentile(finite, share)) for share in PERCENTILES} if finite.size else {}
+
+
+def sample_of_target(experiment: Experiment, shape_vox: Vox3) -> NDArray[np.uint8]:
+    """The middle of the target as prepare writes it, u8 (z, y, x): `shape_vox`, or less where the volume ends.
+
+    Raises the first problem of the volume.
+    """
+    table = experiment.table(STAGE, PrepareConfig).target
+    if table is None:
+        raise ConfigError("there is no target volume", where=STAGE, fix="give [prepare.target]")
+    with open_volume_inputs(TARGET, table, experiment.resolve) as inputs:
+        whole = inputs.output_geometry.shape_vox
+        z, y, x = (min(n, wanted) for n, wanted in zip(whole, shape_vox, strict=True))
+        box = Box(((whole[0] - z) // 2, (whole[1] - y) // 2, (whole[2] - x) // 2), (z, y, x))
+        return np.asarray(make_block(inputs, "raw", Block(0, (0, 0, 0), box, box)).arrays[RAW.dataset])
 
 
 def _labels(inputs: VolumeInputs, found: LabelStatistics) -> dict[str, Any] | None:

@@ -27,10 +27,11 @@ class SegmentConfig(StrictModel):
         description="threshold of the segmentation: auto (chosen as set by `advice`), or one of the computed "
         "thresholds",
     )
-    advice: Literal["auto", "truth", "stability"] = Field(
+    advice: Literal["auto", "truth", "network", "stability"] = Field(
         default="auto",
-        description="how `auto` chooses. truth: lowest VOI against ground truth; stability: where the segmentation "
-        "changes least with the threshold; auto: truth if there is any, else stability",
+        description="how `auto` chooses. truth: lowest VOI against ground truth; network: the threshold that was "
+        "calibrated with the network; stability: where the segmentation changes least with the threshold; auto: the "
+        "first of these that is known",
     )
     truth_dataset: str = Field(
         default="volumes/labels/neuron_ids", description="dataset of the ground truth in the target volume"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lsdflow_contract.checkpoint import Calibration
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import failed_blocks_of_results
@@ -40,18 +41,28 @@ class SegmentInputs:
     grid: Geometry
     fragments: Volume
     plan: BlockPlan
+    calibration: Calibration | None = None
 
     def is_choice_of(self, manifest: Manifest) -> bool:
         """True if a finished result chose its threshold by the settings of now, among the same tables."""
         now = self.config.model_dump(mode="json")
         same = all(manifest.config.get(name) == now[name] for name in (*CHOOSING, *COMPUTING))
         of_graph = manifest.inputs == self.source.inputs
-        return same and of_graph and manifest.facts["merge_function"] == self.merge_function
+        same_network = manifest.facts.get("calibrated") == self.calibrated(self.merge_function)
+        return same and of_graph and same_network and manifest.facts["merge_function"] == self.merge_function
+
+    def calibrated(self, merge_function: str) -> float | None:
+        """The threshold that was calibrated with the network; None if there is none, or the advice ignores it."""
+        if self.calibration is None or self.config.advice not in ("auto", "network"):
+            return None
+        return self.calibration.thresholds.get(merge_function)
 
     def tables_key(self, merge_function: str) -> str:
         """Key of the tables of a merge function: everything that decides them and the choice among them."""
         chosen_by = self.config.model_dump(mode="json", include=set(CHOOSING))
         parameters = {"merge_function": merge_function, "thresholds": list(self.thresholds), **chosen_by}
+        if (calibrated := self.calibrated(merge_function)) is not None:
+            parameters["calibrated"] = calibrated
         return work_key("segment-tables", parameters, self.source.inputs)
 
 
@@ -69,7 +80,26 @@ def open_inputs(experiment: Experiment) -> SegmentInputs:
         grid=grid,
         fragments=fragments,
         plan=_plan_blocks(config, grid, fragments.box, fragments.chunk_shape_vox),
+        calibration=_calibration_of(experiment, config),
     )
+
+
+def _calibration_of(experiment: Experiment, config: SegmentConfig) -> Calibration | None:
+    """The thresholds that the network of the affinities came with, from the manifest of predict.
+
+    Raises MissingInput (66) if advice = "network" and there are none.
+    """
+    found = None
+    if experiment.layout.manifest("predict").exists():
+        resolved = read_manifest(experiment.layout, "predict").config.get("resolved", {})
+        found = resolved.get("calibration") if isinstance(resolved, dict) else None
+    if found is None and config.advice == "network":
+        raise MissingInput(
+            "the network of the affinities came without thresholds",
+            where="segment.advice",
+            fix='segment.advice = "stability", or segment.threshold = a number',
+        )
+    return None if found is None else Calibration.model_validate(found)
 
 
 def _open_fragments(experiment: Experiment, grid: Geometry) -> Volume:
@@ -91,7 +121,7 @@ def _open_truth(experiment: Experiment, config: SegmentConfig, grid: Geometry) -
 
     Raises MissingInput (66) if advice = "truth" and there is none.
     """
-    if config.advice == "stability":
+    if config.advice in ("stability", "network"):
         return None
     failed = failed_blocks_of_results(experiment.layout, ("watershed", "agglomerate"))
     truth = open_truth(experiment, config.truth_dataset, grid, failed)

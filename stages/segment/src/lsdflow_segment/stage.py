@@ -176,7 +176,7 @@ def _choose(
 ) -> tuple[SegmentGraph, ThresholdChoice]:
     """Read the edges of a merge function, find the segments of all thresholds, and choose one."""
     graph = _find_segments(inputs, stored, merge_function)
-    choice = choose_threshold(graph, merge_function, wanted, truth)
+    choice = choose_threshold(graph, merge_function, wanted, truth, inputs.calibrated(merge_function))
     LOG.info("%s: %d fragments, %d edges; %s", merge_function, graph.nodes, graph.edges, why(choice, wanted))
     return graph, choice
 
@@ -289,6 +289,8 @@ def _with_facts(
     """The manifest with the choice, the sizes and the tables."""
     folders = inputs.folders
     chosen = {"merge_function": choice.merge_function, "threshold": choice.chosen, "advice": asdict(choice.advice)}
+    if (calibrated := inputs.calibrated(choice.merge_function)) is not None:
+        chosen["calibrated"] = calibrated
     facts = {**manifest.facts, **chosen, "thresholds": len(choice.thresholds), **sizes.summary()}
     facts[TABLES_SHA256] = {name: hash_of_file(folders.summary(name)) for name in inputs.source.merge_functions}
     facts[LUTS_FACT] = str(folders.tables.relative_to(root))

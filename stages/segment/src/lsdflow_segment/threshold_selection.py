@@ -6,7 +6,10 @@ floating point 0.29 * 100 is 28.999999999999996, so the table of 0.29 was writte
 Advice with truth. One table of fragments x truth is relabelled for each threshold. The threshold with the smallest VOI
 wins, the lowest one if equal.
 
-Advice without truth. The segments of a lower threshold lie inside those of a higher one, so the variation of
+Advice of the network. The bundle of a network may say which threshold suits its affinities, chosen where it was not
+trained; the computed threshold nearest to it is taken.
+
+Advice without either. The segments of a lower threshold lie inside those of a higher one, so the variation of
 information between the two is simply the loss of entropy H (bits; each segment weighted by its voxels). Where the
 scores separate "same neuron" from "other neuron" well, H hardly changes over a stretch of thresholds:
 
@@ -52,7 +55,7 @@ _PER_UNIT = 10_000
 
 @dataclass(frozen=True)
 class Advice:
-    """The suggested threshold, by which method ("voi" or "stability"), and why, in a sentence."""
+    """The suggested threshold, by which method ("voi", "network" or "stability"), and why, in a sentence."""
 
     threshold: float
     method: str
@@ -117,16 +120,22 @@ def set_threshold(config: SegmentConfig) -> float | None:
 
 
 def choose_threshold(
-    graph: SegmentGraph, merge_function: str, wanted: float | None, truth: Contingency | None
+    graph: SegmentGraph,
+    merge_function: str,
+    wanted: float | None,
+    truth: Contingency | None,
+    calibrated: float | None = None,
 ) -> ThresholdChoice:
     """Facts of every threshold of the graph, the advice, and the threshold: `wanted`, or else the advice.
 
-    `truth`: fragments x truth, if the advice is to come from it.
+    `truth`: fragments x truth, if the advice is to come from it; `calibrated`: the threshold of the network's bundle.
     """
     facts = graph.facts()
     voi = () if truth is None else voi_of_thresholds(truth, graph)
     if voi:
         advice = advise_by_voi([f.threshold for f in facts], voi)
+    elif calibrated is not None:
+        advice = advise_by_network([f.threshold for f in facts], calibrated)
     else:
         advice = advise_by_stability(facts, graph.nodes, graph.voxels)
     return ThresholdChoice(merge_function, facts, voi, advice, advice.threshold if wanted is None else wanted)
@@ -174,6 +183,12 @@ def advise_by_voi(thresholds: Sequence[float], voi: Sequence[tuple[float, float]
     split, merge = voi[best]
     reason = f"smallest VOI {split + merge:.3f} = {split:.3f} split + {merge:.3f} merge against the truth"
     return Advice(thresholds[best], "voi", reason)
+
+
+def advise_by_network(thresholds: Sequence[float], calibrated: float) -> Advice:
+    """The computed threshold nearest to the one that was calibrated with the network, the lower one if two are."""
+    nearest = min(thresholds, key=lambda t: (round(abs(t - calibrated), 9), t))
+    return Advice(nearest, "network", f"calibrated with the network ({calibrated:g}) where it was not trained")
 
 
 def advise_by_stability(facts: Sequence[SegmentationFacts], fragments: int, voxels: int) -> Advice:

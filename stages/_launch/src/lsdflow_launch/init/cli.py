@@ -13,10 +13,10 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_command.completion import one_of
 from lsdflow_contract.checkpoint import Mode
-from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import Profile, load_experiment
-from lsdflow_launch.init.draft import Draft, draft_experiment, mode_of, removed_on_failure
+from lsdflow_launch.init.draft import Draft, draft_experiment, removed_on_failure
 from lsdflow_launch.init.inspect import Start
+from lsdflow_launch.init.networks import find_network, list_of_networks
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.template import experiment_schema, table_schemas, toml_value
 from lsdflow_launch.options import Debug, Folder, Json, Set
@@ -37,13 +37,29 @@ ProfileOption = Annotated[
 ModeOption = Annotated[
     str | None,
     typer.Option(
-        help="networks: acrlsd, mtlsd or affinities (default: that of --checkpoint, or acrlsd)",
+        help="networks: acrlsd, mtlsd or affinities (default: that of --network, or acrlsd)",
         autocompletion=one_of(get_args(Mode)),
     ),
 ]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(help="checkpoint of a trained network, a folder with bundle.json; instead of --train"),
+
+
+def _show_list(given: str | None) -> str | None:
+    """For --network list: show the networks and end."""
+    if given == "list":
+        with exit_codes(debug=False):
+            typer.echo(list_of_networks())
+        raise typer.Exit
+    return given
+
+
+NetworkOption = Annotated[
+    str | None,
+    typer.Option(
+        help="a trained network: the name of one that comes with lsdflow (list: shows them), or a folder with "
+        "bundle.json. Nothing is trained; with --train, the training starts from it",
+        callback=_show_list,
+        is_eager=True,
+    ),
 ]
 VoxelSize = Annotated[
     str | None, typer.Option(help='voxel size z, y, x of all volumes: "40, 8, 8 nm" (default: from their metadata)')
@@ -66,7 +82,7 @@ def add_start_verbs(app: typer.Typer) -> None:
             Path | None, typer.Option(help="labels of --train, if they are in another file or folder")
         ] = None,
         truth: Annotated[Path | None, typer.Option(help="ground truth of --volume, for scores")] = None,
-        checkpoint: Checkpoint = None,
+        network: NetworkOption = None,
         profile: ProfileOption = None,
         mode: ModeOption = None,
         voxel_size: VoxelSize = None,
@@ -79,12 +95,10 @@ def add_start_verbs(app: typer.Typer) -> None:
         """Read the volumes, propose settings and write DIR/experiment.toml with every setting explained."""
         with exit_codes(debug, as_json):
             more = tuple(override or ())
-            if checkpoint and train:
-                fix = "give --checkpoint to segment with it, or --train to train one"
-                raise UsageError("a network that is given is not trained", where="--train, --checkpoint", fix=fix)
             folder, volume = folder.expanduser(), volume.expanduser()
-            labels, truth, checkpoint = (path and path.expanduser() for path in (labels, truth, checkpoint))
-            mode = mode or (mode_of(checkpoint) if checkpoint else "acrlsd")
+            labels, truth = (path and path.expanduser() for path in (labels, truth))
+            found = find_network(network, mode) if network else None
+            mode = mode or (found.mode if found else "acrlsd")
             start = Start(
                 root=folder,
                 train=tuple(path.expanduser() for path in train or ()),
@@ -96,7 +110,7 @@ def add_start_verbs(app: typer.Typer) -> None:
                 voxel_size=voxel_size,
                 expansion_factor=expansion_factor,
                 overrides=more,
-                checkpoint=checkpoint,
+                network=found,
             )
             draft = draft_experiment(start)
             if dry_run:

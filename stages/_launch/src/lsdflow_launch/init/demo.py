@@ -21,6 +21,7 @@ from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch.init.draft import init_experiment
 from lsdflow_launch.init.inspect import Start
+from lsdflow_launch.init.networks import find_network
 from lsdflow_launch.synthetic.image import synthetic_em
 
 VOXEL_SIZE_NM = (10.0, 10.0, 10.0)
@@ -66,7 +67,7 @@ def make_demo(
     start = Start(root=root, train=(train,), volume=volume, truth=volume, profile="tiny", mode=mode)
     if checkpoint is not None:
         copy = shutil.copytree(checkpoint, root / "input" / "network", dirs_exist_ok=True)
-        return init_experiment(replace(start, train=(), checkpoint=copy, overrides=DEMO_SETTINGS))
+        return init_experiment(replace(start, train=(), network=find_network(str(copy)), overrides=DEMO_SETTINGS))
     training = [
         f"{stage}.{k}={json.dumps(v)}" for stage in ("train-lsd", "train-acrlsd") for k, v in DEMO_TRAINING.items()
     ]

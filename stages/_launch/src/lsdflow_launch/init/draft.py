@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.machine import available_cores
-from lsdflow_contract.checkpoint import read_bundle
 from lsdflow_contract.errors import ConfigError, MissingInput, OutputConflict, UsageError, problems_of, together
 from lsdflow_contract.experiment import STAGES, did_you_mean, override_value, with_its_table
 from lsdflow_contract.files import write_atomically
@@ -29,6 +28,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch.commands import answer_of, stage_command
 from lsdflow_launch.images.pins import TORCH_STAGES, key_of
 from lsdflow_launch.init.inspect import Inspection, Start, container_and_dataset, inspect_volumes
+from lsdflow_launch.init.networks import NETWORKS, Network, copy_network
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.template import experiment_schema, experiment_text, merged, table_schemas
 
@@ -50,9 +50,12 @@ class Draft:
     schema: dict[str, Any]
     images: str
     choices: tuple[Choice, ...] = ()
+    network: Network | None = None
 
     def write(self) -> ExperimentLayout:
-        """Write experiment.toml, experiment.schema.json and images.env."""
+        """Write experiment.toml, experiment.schema.json, images.env, and a copy of a network in the box."""
+        if self.network is not None and self.network.comes_with_predict:
+            copy_network(self.network, self.layout.root / NETWORKS / self.network.place)
         schema = json.dumps(self.schema, indent=1, ensure_ascii=False) + "\n"
         texts = {self.layout.schema_json: schema, self.layout.images_env: self.images}
         for path, text in {**texts, self.layout.experiment_toml: self.text}.items():
@@ -99,26 +102,7 @@ def draft_experiment(
     tables = merged(values, overrides)
     text = experiment_text(schemas, tables, {c.key: c.why for c in choices})
     sifs = layout.root / str(tables.get("cluster", {}).get("images", "images"))
-    return Draft(layout, text, schema, images_text(sifs), choices)
-
-
-def mode_of(checkpoint: Path) -> str:
-    """Return the mode of the network in this checkpoint folder.
-
-    Raises MissingInput (66) if there is none, BadData (65) if it is damaged, UsageError (2) for an LSD network, and for
-    an affinity network that needs one.
-    """
-    _refuse_absent(checkpoint)
-    kind = read_bundle(checkpoint).kind
-    if kind in ("lsd", "acrlsd"):
-        raise UsageError(
-            "this network does not segment alone",
-            where=f"--checkpoint {checkpoint}",
-            wanted="a network of mode mtlsd or affinities",
-            found=kind,
-            fix="for mode acrlsd: --mode acrlsd --checkpoint AFFINITIES --set predict.lsd_checkpoint=LSDS",
-        )
-    return str(kind)
+    return Draft(layout, text, schema, images_text(sifs), choices, start.network)
 
 
 def images_text(sifs: Path | None = None) -> str:
@@ -215,7 +199,7 @@ def _chosen(start: Start, root: Path | None) -> dict[str, Any]:
         name = f"{_valid_name(container_and_dataset(path)[0].stem) or 'volume'}-{number}"
         training.append({"name": name, **named("raw", path), **named("labels", start.labels), **size})
     profile = start.profile or DEFAULT_PROFILE
-    network = {"predict": {"checkpoint": path_of(start.checkpoint)}} if start.checkpoint else {}
+    network = _network_tables(start, path_of(start.network_folder)) if start.network_folder else {}
     return {
         "experiment": {
             "name": _valid_name(start.root.resolve().name) or "experiment",
@@ -228,6 +212,14 @@ def _chosen(start: Start, root: Path | None) -> dict[str, Any]:
         },
         **network,
     }
+
+
+def _network_tables(start: Start, folder: str) -> dict[str, Any]:
+    """The settings that use a trained network: to predict, or as the weights that a training begins with."""
+    if start.network is None or not start.train:
+        return {"predict": {"checkpoint": folder}}
+    shape = {name: start.network.unet[name] for name in ("num_fmaps", "fmap_inc_factor", "downsample_factors")}
+    return {"train-acrlsd": {"initial_weights": folder, **shape}}
 
 
 def _valid_name(text: str) -> str:
@@ -275,6 +267,7 @@ def refuse_folder_in_volume(root: Path, sources: Sequence[Path]) -> None:
 def removed_on_failure(layout: ExperimentLayout) -> Iterator[None]:
     """Remove the files of a new experiment if anything is raised, including Ctrl-C and the exit after problems."""
     new = [path for path in (layout.root, *layout.root.parents) if not path.exists()]
+    networks_are_new = not (layout.root / NETWORKS).exists()
     try:
         yield
     except BaseException:
@@ -282,6 +275,8 @@ def removed_on_failure(layout: ExperimentLayout) -> Iterator[None]:
             shutil.rmtree(layout.root, ignore_errors=True)
         for path in (layout.experiment_toml, layout.schema_json, layout.images_env):
             path.unlink(missing_ok=True)
+        if networks_are_new:
+            shutil.rmtree(layout.root / NETWORKS, ignore_errors=True)
         for folder in new[1:]:
             with contextlib.suppress(OSError):
                 folder.rmdir()

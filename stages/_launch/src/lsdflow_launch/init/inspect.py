@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,14 @@ from lsdflow_command.machine import available_cores, free_memory_bytes
 from lsdflow_contract.errors import InternalError, NoVoxelSize, StageError, UsageError, together
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.init.networks import (
+    NETWORKS,
+    Network,
+    cells_in_the_middle,
+    choices_for,
+    contrast_choices,
+    network_that_fits,
+)
 from lsdflow_launch.init.propose import Choice, Machine, Volume, proposals
 from lsdflow_launch.init.template import toml_value
 
@@ -24,9 +33,10 @@ OF_TRAINING = ("experiment.profile", "prepare.training.", "train-lsd.", "train-a
 
 @dataclass(frozen=True)
 class Start:
-    """The options of `init`. None = proposed; without `train` and `checkpoint`, `volume` is searched for labels.
+    """The options of `init`. None = proposed; without `train` and `network`, `volume` is searched for labels.
 
-    checkpoint: the folder of a trained network, which predicts; then `train` is empty and nothing is trained.
+    network: a trained network, which predicts, or with `train` is trained on. One that comes with predict is copied to
+    networks/ in `root`.
     """
 
     root: Path
@@ -39,12 +49,20 @@ class Start:
     voxel_size: str | None = None
     expansion_factor: float | None = None
     overrides: tuple[str, ...] = ()
-    checkpoint: Path | None = None
+    network: Network | None = None
 
     @property
     def training_volumes(self) -> tuple[Path, ...]:
-        """The volumes to train on; none if a checkpoint is given and no volume is named."""
-        return self.train or (() if self.checkpoint else (self.volume,))
+        """The volumes to train on; none if a network is given and no volume is named."""
+        return self.train or (() if self.network else (self.volume,))
+
+    @property
+    def network_folder(self) -> Path | None:
+        """The folder of the network, for one that comes with predict that of its copy."""
+        if self.network is None:
+            return None
+        copies = self.root / NETWORKS if self.network.comes_with_predict else Path()
+        return copies / self.network.place
 
 
 def container_and_dataset(path: Path) -> tuple[Path, str]:
@@ -95,18 +113,43 @@ def inspect_volumes(tables: Mapping[str, Any], start: Start) -> Inspection:
     choices = proposals(training, target, this_machine(), start.profile)
     if not trained:
         choices = tuple(choice for choice in choices if not choice.key.startswith(OF_TRAINING))
+    if start.network is not None and start.network.mode != "acrlsd":
+        fitting = _choices_of_network(start, start.network, tables, volumes["target"])
+        choices = (*fitting, *(choice for choice in choices if choice.key not in {c.key for c in fitting}))
     return Inspection(found, (*_truth_choice(start, found), *choices), volumes)
+
+
+def _choices_of_network(
+    start: Start, network: Network, tables: Mapping[str, Any], target: Mapping[str, Any]
+) -> list[Choice]:
+    """The settings with which a network sees the target; those that the options set are kept."""
+    given = tables["prepare"]["target"]
+    found = [c for c in choices_for(network, target) if c.key.rpartition(".")[2] not in given]
+    if start.train:  # the volumes to train on are read in the same way; the network learns their voxel size
+        found = [c for c in found if not c.key.startswith("predict.")]
+        return [*found, *(replace(c, key=c.key.replace(".target.", ".training.")) for c in found)]
+    seen = {**given, **{c.key.rpartition(".")[2]: c.value for c in found if c.key.startswith("prepare.target.")}}
+    if "raw_range" not in seen and target["dtype"] != "uint8":
+        seen["raw_range"] = target["grey"]
+    cells = partial(cells_in_the_middle, network, _text_of(target=seen))
+    turned = contrast_choices(network, target, seen.get("raw_range"), cells)
+    if "raw_range" in given:
+        return found
+    return [*(c for c in found if not turned or c.key != turned[0].key), *turned]
 
 
 def _ask(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer of prepare. Only its table is written, into a temporary folder."""
-    table = tables["prepare"]
-    lines = [f"{key} = {toml_value(value)}" for key, value in table.items()]
     with tempfile.TemporaryDirectory(prefix="lsdflow-init-") as folder:
         path = Path(folder) / "experiment.toml"
-        path.write_text("\n".join([f"[{STAGES[0]}]", *lines]) + "\n", encoding="utf-8")
+        path.write_text(_text_of(**tables["prepare"]), encoding="utf-8")
         answer = ask_stage(STAGES[0], ["look", "--experiment", str(path), "--json"])
     return answer if isinstance(answer, dict) else {}
+
+
+def _text_of(**table: Any) -> str:
+    """An experiment file with only the table of prepare."""
+    return "\n".join([f"[{STAGES[0]}]", *(f"{key} = {toml_value(value)}" for key, value in table.items())]) + "\n"
 
 
 def _with_labels_found(start: Start, volumes: Mapping[str, Any]) -> Start:
@@ -158,5 +201,5 @@ def _unusable(problem: Mapping[str, Any]) -> StageError:
 def _without_labels(start: Start, answer: Mapping[str, Any]) -> UsageError:
     found = "; ".join(problem["what"] for problem in answer["problems"])
     fix = "lsdflow init ... --train LABELLED.zarr, or --labels LABELS.zarr (zarr, N5, HDF5, TIFF, precomputed)"
-    fix += "; or --checkpoint FOLDER: a trained network"
+    fix += f"; or a trained network: {network_that_fits(answer['volumes']['target'])}"
     return UsageError("there are no labels to train on", where=start.volume, found=found, fix=fix)
