@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import label
 
 from lsdflow_contract.checkpoint import Bundle, read_bundle
 from lsdflow_contract.errors import ContractMismatch, MissingInput, UsageError
@@ -227,6 +226,8 @@ def separate_cells(affinities: NDArray[np.uint8]) -> float:
     A network that sees what it was trained on divides a patch into cells, .8 to 4 bits on the volumes that were tried;
     with inverted contrast nearly everything was one part, 0 to .2 bits.
     """
+    from scipy.ndimage import label  # takes long to load, and only `init` needs it
+
     parts, _ = label(affinities[:3].min(axis=0) >= HALF)
     sizes = np.bincount(parts.ravel())[1:]
     shares = sizes / max(sizes.sum(), 1)
