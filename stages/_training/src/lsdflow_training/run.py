@@ -227,6 +227,7 @@ def _write_manifest(training: Training, result: TrainingResult, best: BestCheckp
         "seconds": round(60 * result.minutes, 1),
         "it_per_s": round(result.it_per_s, 4),
         "kind": training.settings.kind,
+        "validation_fraction": training.settings.validation_fraction,
     }
     if training.settings.step.effective_batch > 1:
         facts[PATCHES_PER_STEP] = training.settings.step.effective_batch

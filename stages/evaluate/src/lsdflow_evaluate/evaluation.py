@@ -31,7 +31,9 @@ from lsdflow_evaluate.pass_files import drop_pass_files, write_pass_files
 from lsdflow_evaluate.report.collect import Collector, collect
 from lsdflow_evaluate.report.page import write_pages
 from lsdflow_evaluate.report.stage_records import Source, finished_stages
-from lsdflow_evaluate.scores.counting import THRESHOLD_ROI, counted
+from lsdflow_evaluate.scores.borders import BORDERS_VOX
+from lsdflow_evaluate.scores.counting import BORDER, ROI, THRESHOLD_ROI, counted
+from lsdflow_evaluate.scores.error_budget import error_budget
 from lsdflow_evaluate.scores.run_length import Skeletons
 from lsdflow_evaluate.scores.scores_file import (
     kept_scores,
@@ -39,6 +41,7 @@ from lsdflow_evaluate.scores.scores_file import (
     scores_with_truth,
     scores_without,
 )
+from lsdflow_evaluate.scores.trained import trained_part
 from lsdflow_evaluate.scores.truth_scores import Nodes, TruthScores, score_against_truth
 from lsdflow_evaluate.self_consistency.lsd_error import (
     PART,
@@ -194,8 +197,14 @@ def compare(
     voi = f"VOI {part.voi:.3f} = {part.voi_split:.3f} split + {part.voi_merge:.3f} merge"
     LOG.info("%s at %.4f: %s, adapted Rand error %.3f", *found.chosen, voi, part.adapted_rand_error)
     known = next(lut for lut in segmented.luts if (lut.merge_function, lut.threshold) == found.chosen)
-    worst, site_keys = _worst(config, counting, found, read_lut(known.path))
-    return scores_with_truth(found, worst, config.voi_limit), (*node_keys, *site_keys)
+    lut = read_lut(known.path)
+    worst, site_keys = _worst(config, counting, found, lut)
+    borders = {n: counted(rows, len(counting.task.plan), f"{BORDER}{n}") for n in BORDERS_VOX}
+    budget = error_budget(found, tables[ROI], borders, lut, config.zeros)
+    scores = {**scores_with_truth(found, worst, config.voi_limit), "error_budget": budget}
+    if trained := trained_part(experiment.layout, counting.volumes.regions[ROI].box):
+        scores["trained_on"] = trained
+    return scores, (*node_keys, *site_keys)
 
 
 def _look_up(counting: Counting, skeletons: Skeletons | None) -> tuple[dict[str, Nodes], tuple[str, ...]]:

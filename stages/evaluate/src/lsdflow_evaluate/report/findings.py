@@ -14,6 +14,7 @@ from lsdflow_contract.trainings import TRAININGS, shortfall
 from lsdflow_evaluate.errors.doubtful_place import DoubtfulPlace
 from lsdflow_evaluate.report.data import ReportData
 from lsdflow_evaluate.report.words import CROSS, duration, error_words
+from lsdflow_evaluate.scores.error_budget import shares
 
 MOST_NAMED, WORST_SHOWN = 5, 6
 # Fragments of a trained network have hundreds of voxels and more; of one that has learnt nothing, some ten.
@@ -33,6 +34,15 @@ FEWEST_DARK = 0.01
 NO_SEAM, FAINT_SEAM = 0.01, 0.03
 # Share of the volume: a segment that holds more is rather many neurons run together.
 TOO_LARGE = 0.5
+
+
+# What to do where this part of the error budget is the largest.
+WHAT_TO_DO = {
+    "threshold": "another threshold helps most: segment.threshold = {best_threshold:g}",
+    "agglomeration": "most is decided wrongly between fragments: train longer, or on labels of the places below",
+    "borders": "most is the course of borders, within two voxels of where truth has them: nothing to do for neurons",
+    "fragments": "most is merged inside fragments, where no threshold cuts: train longer, or on labels of such places",
+}
 
 
 class Finding(NamedTuple):
@@ -63,7 +73,9 @@ def findings(data: ReportData) -> tuple[Finding, ...]:
         else NOTHING_FOUND,
         Finding("Fragments", small_fragments(data), "bad"),
         Finding("Segments", too_large_segment(data), "bad"),
+        Finding("Trained voxels", trained_words(data.scores.get("trained_on", {})), "bad"),
         Finding("Errors", larger_error(data.scores)),
+        Finding("Where the bits go", budget_words(data.scores.get("error_budget", {}))),
         Finding("Threshold", _advice(data)),
         seams_words(data.scores),
         lsd_error_words(data.scores),
@@ -139,6 +151,27 @@ def larger_error(scores: Mapping[str, Any]) -> str:
             " out."
         )
     return " ".join(sentences)
+
+
+def trained_words(trained: Mapping[str, Any]) -> str:
+    """That the scores are of voxels that the network was trained on."""
+    if not trained.get("share"):
+        return ""
+    volumes = ", ".join(trained["volumes"])
+    return (
+        f"{trained['share']:.0%} of the region that is scored was trained on ({volumes}): these scores, and a "
+        "threshold chosen by them, flatter. Hold out what should be judged: evaluate.roi, validation_fraction."
+    )
+
+
+def budget_words(budget: Mapping[str, Any]) -> str:
+    """How many bits of the VOI each part costs, and what to do about the largest; empty without a budget."""
+    bits = shares(budget)
+    if not bits or sum(bits.values()) < FEW_BITS:
+        return ""
+    listed = ", ".join(f"{name} {value:.2f}" for name, value in bits.items())
+    largest = max(bits, key=lambda name: bits[name])
+    return f"Of {sum(bits.values()):.2f} bits: {listed}. {_capital(WHAT_TO_DO[largest].format(**budget))}."
 
 
 def _better_threshold(scores: Mapping[str, Any]) -> str:

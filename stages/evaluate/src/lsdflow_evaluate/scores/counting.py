@@ -3,6 +3,7 @@
     block --workers--> overlaps_roi, overlaps_threshold_roi, overlaps_region_<name> (rows) --add up--> one table each
 
     roi             always: the numbers on top of scores.json
+    border_<n>      the same without a border of n voxels: where the bits go (error_budget)
     threshold_roi   if asked for: the threshold is chosen there
     region_<name>   each of [evaluate.regions.<name>]
 
@@ -26,13 +27,14 @@ from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.geometry import Box, Geometry, Lengths, Vox3, region_box
 from lsdflow_contract.graph import NOT_LABELLED, Overlaps
 from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.scores.borders import BORDERS_VOX, without_border
 from lsdflow_metrics.contingency import Contingency, ContingencySum, contingency
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput
 from lsdflow_runtime.io.target import Truth
 from lsdflow_runtime.io.volumes import Volume, open_volume
 
-ROI, THRESHOLD_ROI, NAMED = "roi", "threshold_roi", "region_"
+ROI, THRESHOLD_ROI, NAMED, BORDER = "roi", "threshold_roi", "region_", "border_"
 
 # The rows that a block left in a collection of a finished pass: (collection, block number) -> rows.
 Rows = Callable[[str, int], Overlaps]
@@ -48,7 +50,10 @@ class Region:
 
     def truth_in(self, truth: Truth, box: Box) -> NDArray[np.uint64]:
         """True labels of `box`, 0 where the mask is 0: such voxels do not count."""
-        labels = truth.read(box)
+        return self.masked(truth.read(box), box)
+
+    def masked(self, labels: NDArray[np.uint64], box: Box) -> NDArray[np.uint64]:
+        """`labels` of `box`, 0 where the mask is 0."""
         if self.mask is None:
             return labels
         return np.where(self.mask.read(box, outside="zero") != 0, labels, np.uint64(0))
@@ -120,6 +125,7 @@ def counting_parameters(volumes: CountedVolumes, truth_dataset: str, plan: Block
         "regions": {name: region.as_dict() for name, region in volumes.regions.items()},
         "total": box_dict(plan.total),
         "block_shape_vox": list(plan.write_shape_vox),
+        "borders_vox": list(BORDERS_VOX),
         **({"holes": holes} if holes else {}),
     }
 
@@ -130,6 +136,7 @@ def counting_blocks(volumes: CountedVolumes) -> Iterator[BlockFunction]:
 
     def count(block: Block) -> BlockOutput:
         found = {name: overlaps_of(_count(volumes, block.write, region)) for name, region in volumes.regions.items()}
+        found |= {f"{BORDER}{n}": overlaps_of(table) for n, table in _count_inside(volumes, block.write).items()}
         return BlockOutput(overlaps=found, facts={f"pairs_{name}": len(rows) for name, rows in found.items()})
 
     yield count
@@ -140,6 +147,19 @@ def _count(volumes: CountedVolumes, write: Box, region: Region) -> Contingency:
     if box.is_empty:
         return ContingencySum().table()
     return contingency(volumes.fragments.read(box), region.truth_in(volumes.truth, box))
+
+
+def _count_inside(volumes: CountedVolumes, write: Box) -> dict[int, Contingency]:
+    """The tables of the scored region without a border of 1, 2, 3 voxels; truth is read that much further."""
+    region, truth = volumes.regions[ROI], volumes.truth
+    box, widest = write.intersect(region.box), max(BORDERS_VOX)
+    if box.is_empty:
+        return {n: ContingencySum().table() for n in BORDERS_VOX}
+    around = box.grow((0, widest, widest)).intersect(truth.labels.box)
+    labels, own = truth.read(around), box.slices(around.begin_vox)
+    fragments = volumes.fragments.read(box)
+    inside = {n: region.masked(without_border(labels, n)[own], box) for n in BORDERS_VOX}
+    return {n: contingency(fragments, kept) for n, kept in inside.items()}
 
 
 def counted(rows: Rows, blocks: int, region: str) -> Contingency:
