@@ -37,6 +37,7 @@ INIT_OWN = (
     "bin/lsdflow init own --train labelled.zarr --volume labelled.zarr --truth labelled.zarr"
     " --profile tiny --mode mtlsd"
 )
+INIT_NETWORK = "bin/lsdflow init exp --volume big.zarr --network fib-sem"
 INIT_CHECKPOINT = "lsdflow init exp --volume big.zarr --network FOLDER"
 SYNOPSIS = "lsdflow init DIR "
 Type = Callable[[str], str]
@@ -74,8 +75,14 @@ def type_in(desk: Path) -> Type:
 
 def test_every_init_of_the_pages_is_typed_here() -> None:
     found = {c.line for c in commands() if c.program == "lsdflow" and c.words[1:2] == ("init",) and len(c.words) > 4}
-    known = {INIT, INIT_TRY, INIT_CLUSTER, INIT_OWN, INIT_CHECKPOINT, f"{INIT} --profile standard"}
+    known = {INIT, INIT_TRY, INIT_CLUSTER, INIT_OWN, INIT_NETWORK, INIT_CHECKPOINT, f"{INIT} --profile standard"}
     assert {line for line in found if not line.startswith(SYNOPSIS)} == known
+
+
+def test_a_network_that_comes_with_lsdflow_is_copied_into_the_experiment(desk: Path, type_in: Type) -> None:
+    assert INIT_NETWORK.split("`", maxsplit=1)[0] in page("README.md")
+    assert "no problems found" in type_in(INIT_NETWORK)
+    assert (desk / "exp" / "networks" / "fib-sem" / "weights.safetensors").is_file()
 
 
 def test_a_network_that_was_trained_elsewhere_leaves_its_training_out(desk: Path, type_in: Type) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import tomllib
@@ -12,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from PIL import Image
 from typer.testing import CliRunner
 
 from lsdflow_contract.checkpoint import read_bundle
 from lsdflow_contract.errors import ContractMismatch
 from lsdflow_launch.cli import app
 from lsdflow_launch.init import networks
+from lsdflow_launch.init.middle import png, separate_cells
 from lsdflow_launch.init.networks import (
     Network,
     contrast_choices,
@@ -25,7 +28,6 @@ from lsdflow_launch.init.networks import (
     grey_choices,
     mapped_range,
     resampled_size,
-    separate_cells,
     size_choices,
 )
 from lsdflow_launch.synthetic.image import synthetic_em
@@ -150,6 +152,13 @@ def test_a_network_that_finds_no_cells_is_warned_of(caplog: pytest.LogCaptureFix
     assert "finds no separate cells" in caplog.text
 
 
+def test_a_picture_is_a_png_with_these_grey_values(tmp_path: Path) -> None:
+    grey = np.random.default_rng(0).integers(0, 256, (5, 9), dtype=np.uint8)
+    content = png(grey)
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(content))), grey)
+
+
 @pytest.fixture(scope="module")
 def volume() -> tuple[np.ndarray, np.ndarray]:
     return synthetic_em((56, 72, 72), FIB, 3)
@@ -202,6 +211,13 @@ def test_init_with_labels_starts_the_training_from_the_network(tmp_path: Path, v
     assert training["initial_weights"] == "networks/fib-sem"
     assert (training["num_fmaps"], training["fmap_inc_factor"]) == (unet.num_fmaps, unet.fmap_inc_factor)
     assert "checkpoint" not in settings["predict"]
+
+
+def test_a_volume_without_cells_is_warned_of_with_a_picture(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(120, 136, (40, 60, 60), dtype=np.uint8)
+    done = _init(tmp_path / "exp", _write(tmp_path / "v.zarr", noise, FIB), "--network", "fib-sem")
+    assert done.exit_code == 0, done.output
+    assert Image.open(tmp_path / "exp" / "network_check.png").size == (2 * 108, 2 * 108)
 
 
 def test_init_leaves_nothing_of_a_network_that_does_not_fit(tmp_path: Path, volume: Any) -> None:

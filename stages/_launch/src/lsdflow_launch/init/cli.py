@@ -105,7 +105,7 @@ def add_start_verbs(app: typer.Typer) -> None:
                 volume=volume,
                 labels=labels,
                 truth=truth,
-                profile=profile,
+                profile=profile or (found.profile if found and train else None),
                 mode=mode,
                 voxel_size=voxel_size,
                 expansion_factor=expansion_factor,

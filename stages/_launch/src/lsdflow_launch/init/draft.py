@@ -28,7 +28,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch.commands import answer_of, stage_command
 from lsdflow_launch.images.pins import TORCH_STAGES, key_of
 from lsdflow_launch.init.inspect import Inspection, Start, container_and_dataset, inspect_volumes
-from lsdflow_launch.init.networks import NETWORKS, Network, copy_network
+from lsdflow_launch.init.networks import NETWORKS, PICTURE, Network, copy_network
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.template import experiment_schema, experiment_text, merged, table_schemas
 
@@ -51,11 +51,14 @@ class Draft:
     images: str
     choices: tuple[Choice, ...] = ()
     network: Network | None = None
+    picture: bytes = b""
 
     def write(self) -> ExperimentLayout:
         """Write experiment.toml, experiment.schema.json, images.env, and a copy of a network in the box."""
         if self.network is not None and self.network.comes_with_predict:
             copy_network(self.network, self.layout.root / NETWORKS / self.network.place)
+        if self.picture:
+            write_atomically(self.layout.root / PICTURE, lambda file: file.write(self.picture))
         schema = json.dumps(self.schema, indent=1, ensure_ascii=False) + "\n"
         texts = {self.layout.schema_json: schema, self.layout.images_env: self.images}
         for path, text in {**texts, self.layout.experiment_toml: self.text}.items():
@@ -102,7 +105,7 @@ def draft_experiment(
     tables = merged(values, overrides)
     text = experiment_text(schemas, tables, {c.key: c.why for c in choices})
     sifs = layout.root / str(tables.get("cluster", {}).get("images", "images"))
-    return Draft(layout, text, schema, images_text(sifs), choices, start.network)
+    return Draft(layout, text, schema, images_text(sifs), choices, start.network, inspection.picture)
 
 
 def images_text(sifs: Path | None = None) -> str:
@@ -273,7 +276,7 @@ def removed_on_failure(layout: ExperimentLayout) -> Iterator[None]:
     except BaseException:
         if layout.root in new:
             shutil.rmtree(layout.root, ignore_errors=True)
-        for path in (layout.experiment_toml, layout.schema_json, layout.images_env):
+        for path in (layout.experiment_toml, layout.schema_json, layout.images_env, layout.root / PICTURE):
             path.unlink(missing_ok=True)
         if networks_are_new:
             shutil.rmtree(layout.root / NETWORKS, ignore_errors=True)

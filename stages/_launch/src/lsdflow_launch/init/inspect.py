@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from lsdflow_command.machine import available_cores, free_memory_bytes
 from lsdflow_contract.errors import InternalError, NoVoxelSize, StageError, UsageError, together
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.init.middle import Middle
 from lsdflow_launch.init.networks import (
     NETWORKS,
     Network,
-    cells_in_the_middle,
     choices_for,
     contrast_choices,
     network_that_fits,
@@ -28,6 +27,8 @@ from lsdflow_launch.init.propose import Choice, Machine, Volume, proposals
 from lsdflow_launch.init.template import toml_value
 
 LOG = logging.getLogger("lsdflow.init")
+# Settings of the target by which a network sees its voxels in another way.
+HOW_READ = ("resample_to", "raw_range")
 OF_TRAINING = ("experiment.profile", "prepare.training.", "train-lsd.", "train-acrlsd.")
 
 
@@ -78,6 +79,7 @@ class Inspection:
     start: Start
     choices: tuple[Choice, ...] = ()
     volumes: Mapping[str, Any] | None = None
+    picture: bytes = b""
 
 
 def this_machine() -> Machine:
@@ -113,29 +115,35 @@ def inspect_volumes(tables: Mapping[str, Any], start: Start) -> Inspection:
     choices = proposals(training, target, this_machine(), start.profile)
     if not trained:
         choices = tuple(choice for choice in choices if not choice.key.startswith(OF_TRAINING))
+    inspection = Inspection(found, (*_truth_choice(start, found), *choices), volumes)
     if start.network is not None and start.network.mode != "acrlsd":
-        fitting = _choices_of_network(start, start.network, tables, volumes["target"])
-        choices = (*fitting, *(choice for choice in choices if choice.key not in {c.key for c in fitting}))
-    return Inspection(found, (*_truth_choice(start, found), *choices), volumes)
+        return _seen_by(start.network, inspection, tables)
+    return inspection
 
 
-def _choices_of_network(
-    start: Start, network: Network, tables: Mapping[str, Any], target: Mapping[str, Any]
-) -> list[Choice]:
-    """The settings with which a network sees the target; those that the options set are kept."""
-    given = tables["prepare"]["target"]
-    found = [c for c in choices_for(network, target) if c.key.rpartition(".")[2] not in given]
-    if start.train:  # the volumes to train on are read in the same way; the network learns their voxel size
-        found = [c for c in found if not c.key.startswith("predict.")]
-        return [*found, *(replace(c, key=c.key.replace(".target.", ".training.")) for c in found)]
-    seen = {**given, **{c.key.rpartition(".")[2]: c.value for c in found if c.key.startswith("prepare.target.")}}
-    if "raw_range" not in seen and target["dtype"] != "uint8":
-        seen["raw_range"] = target["grey"]
-    cells = partial(cells_in_the_middle, network, _text_of(target=seen))
-    turned = contrast_choices(network, target, seen.get("raw_range"), cells)
-    if "raw_range" in given:
-        return found
-    return [*(c for c in found if not turned or c.key != turned[0].key), *turned]
+def _seen_by(network: Network, before: Inspection, tables: Mapping[str, Any]) -> Inspection:
+    """The inspection with the settings with which a network sees the target; those that the options set are kept."""
+    given, target = tables["prepare"]["target"], (before.volumes or {})["target"]
+    fitting = {c.key: c for c in choices_for(network, target) if c.key.rpartition(".")[2] not in given}
+    if before.start.train:  # the volumes to train on are read in the same way; the network learns their voxel size
+        alike = [c for key, c in fitting.items() if key.startswith("prepare.target.")]
+        trained = [replace(c, key=c.key.replace(".target.", ".training.")) for c in alike]
+        return _with(before, {c.key: c for c in (*alike, *trained)})
+    proposed = {c.key: c.value for c in (*before.choices, *fitting.values())}
+    read = {key: proposed[f"prepare.target.{key}"] for key in HOW_READ if f"prepare.target.{key}" in proposed}
+    seen = {**given, **read}
+    middle = Middle(network.place, network.input_shape_vox, _text_of(target=seen))
+    turned = contrast_choices(network, target, seen.get("raw_range"), middle.cells)
+    if "raw_range" not in given:
+        fitting |= {choice.key: choice for choice in turned}
+    found = _with(before, fitting)
+    return found if turned or len(middle.seen) < 2 else replace(found, picture=middle.picture())
+
+
+def _with(before: Inspection, fitting: Mapping[str, Choice]) -> Inspection:
+    """The inspection with these choices in place of others of the same keys."""
+    others = [choice for choice in before.choices if choice.key not in fitting]
+    return replace(before, choices=(*fitting.values(), *others))
 
 
 def _ask(tables: Mapping[str, Any]) -> dict[str, Any]:

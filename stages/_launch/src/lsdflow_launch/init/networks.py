@@ -15,34 +15,29 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lsdflow_contract.checkpoint import Bundle, read_bundle
 from lsdflow_contract.errors import ContractMismatch, MissingInput, UsageError
 from lsdflow_contract.geometry import Nm3, Vox3
-from lsdflow_launch.commands import ask_stage, error_of
+from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.init.middle import asked
 from lsdflow_launch.init.propose import Choice, text_of
 
 LOG = logging.getLogger("lsdflow.init")
-# The folder of an experiment for copies of networks that come with predict.
-NETWORKS = "networks"
+# In an experiment: the folder of copies of networks that come with predict, and what a network saw that found no cells.
+NETWORKS, PICTURE = "networks", "network_check.png"
 SMALLEST_SCALE, LARGEST_SCALE = 0.7, 1.4
 MOST_JOINED, MOST_DIVIDED = 4, 2
 # A network was trained with changes of brightness and contrast of about this size.
 GREY_SHIFT, SMALLEST_CONTRAST, LARGEST_CONTRAST = 32.0, 0.8, 1.35
 # With fewer bits the network has found no cells: this is one of 95 % of the patch, and others in the rest.
 FEWEST_CELLS = 0.5
-HALF = 128
 
 
 @dataclass(frozen=True)
@@ -55,6 +50,11 @@ class Network:
     input_shape_vox: Vox3
     unet: Mapping[str, Any]
     card: Mapping[str, Any] | None = None
+
+    @property
+    def profile(self) -> str:
+        """The profile of trainings that start from it, whose shapes are then those of the network."""
+        return "tiny-anisotropic" if self.unet.get("kernels_down") else "tiny"
 
     @property
     def comes_with_predict(self) -> bool:
@@ -89,7 +89,7 @@ def find_network(given: str, mode: str | None = None) -> Network:
 def copy_network(network: Network, folder: Path) -> None:
     """Copy a network that comes with predict into a new folder."""
     if not folder.exists():
-        _asked("predict", ["networks", "--copy", network.place, "--to", str(folder)])
+        asked("predict", ["networks", "--copy", network.place, "--to", str(folder)])
 
 
 def list_of_networks() -> str:
@@ -200,7 +200,7 @@ def contrast_choices(
     """A reversed `raw_range` if the network finds cells in the inverted volume only; a warning if it finds none.
 
     raw_range: that with which the network looks; None for uint8 as it is. cells: the bits that the network finds in the
-    middle of the volume (`cells_in_the_middle`), inverted or not.
+    middle of the volume (`Middle`), inverted or not.
     """
     plain = cells(False)
     if plain >= FEWEST_CELLS:
@@ -209,8 +209,9 @@ def contrast_choices(
     if inverted < FEWEST_CELLS:
         LOG.warning(
             "the network finds no separate cells in the middle of the volume, which may look unlike what it was "
-            "trained on: segment a small part first (prepare.target.roi) and look at it, or train on labels of it "
-            "(--train)"
+            "trained on: look at %s in the experiment (raw and affinities, then the same inverted), segment a small "
+            "part first (prepare.target.roi), or train on labels of this volume (--train)",
+            PICTURE,
         )
         return []
     why = (
@@ -218,20 +219,6 @@ def contrast_choices(
         f"{inverted:.1f} with black and white exchanged"
     )
     return [Choice("prepare.target.raw_range", _inverted_range(network.card, target, raw_range), why)]
-
-
-def separate_cells(affinities: NDArray[np.uint8]) -> float:
-    """Entropy (bits) of the parts into which low affinities (3 or more, z, y, x) divide a patch; 0 if it is one part.
-
-    A network that sees what it was trained on divides a patch into cells, .8 to 4 bits on the volumes that were tried;
-    with inverted contrast nearly everything was one part, 0 to .2 bits.
-    """
-    from scipy.ndimage import label  # takes long to load, and only `init` needs it
-
-    parts, _ = label(affinities[:3].min(axis=0) >= HALF)
-    sizes = np.bincount(parts.ravel())[1:]
-    shares = sizes / max(sizes.sum(), 1)
-    return float(-(shares * np.log2(shares)).sum())
 
 
 def _inverted_range(
@@ -249,26 +236,6 @@ def _inverted_range(
 
 def _percentiles(card: Mapping[str, Any]) -> dict[str, float]:
     return {share: float(value) for share, value in card["grey_percentiles"].items()}
-
-
-def cells_in_the_middle(network: Network, experiment_toml: str, inverted: bool) -> float:
-    """Bits of the cells that the network finds in the middle of the target; the text has its [prepare] table."""
-    with tempfile.TemporaryDirectory(prefix="lsdflow-init-") as scratch:
-        experiment, raw, affinities = (Path(scratch) / name for name in ("experiment.toml", "raw.npy", "affs.npy"))
-        experiment.write_text(experiment_toml, encoding="utf-8")
-        shape = [str(n) for n in network.input_shape_vox]
-        _asked("prepare", ["sample", "--experiment", str(experiment), "--out", str(raw), "--shape", *shape])
-        if inverted:
-            np.save(raw, 255 - np.load(raw, allow_pickle=False))
-        _asked("predict", ["patch", "--network", network.place, "--raw", str(raw), "--out", str(affinities)])
-        return separate_cells(np.load(affinities, allow_pickle=False))
-
-
-def _asked(stage: str, arguments: Sequence[str]) -> dict[str, Any]:
-    answer = ask_stage(stage, [*arguments, "--json"])
-    if not isinstance(answer, dict) or "exit_code" in answer:
-        raise error_of(answer if isinstance(answer, dict) else {"what": json.dumps(answer), "exit_code": 70})
-    return answer
 
 
 def _of_bundle(folder: Path, bundle: Bundle, mode: str | None) -> Network:
