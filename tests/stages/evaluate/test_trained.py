@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,12 @@ def test_the_share_is_that_of_trained_labels_in_the_region(
 ) -> None:
     layout = make(tmp_path / "exp", training, held_out)
     assert trained_part(layout, region) == {"share": pytest.approx(share), "volumes": volumes}
+
+
+def test_scores_do_not_need_the_training_volumes(tmp_path: Path) -> None:
+    layout = make(tmp_path / "exp", {"a": (FIRST_HALF, "f")})
+    shutil.rmtree(layout.prepared_volume("training/a"))
+    assert trained_part(layout, WHOLE) == {}
 
 
 def test_nothing_is_said_of_a_network_from_elsewhere(tmp_path: Path) -> None:

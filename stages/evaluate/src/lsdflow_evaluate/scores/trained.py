@@ -7,23 +7,35 @@ its raw comes from the same files as the target; the sections that its training 
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from lsdflow_contract.arrays import LABELS, RAW
 from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_bundle
+from lsdflow_contract.errors import StageError
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_runtime.io.volumes import Volume, open_volume
 
+LOG = logging.getLogger("lsdflow.evaluate")
 TRAINING_STAGES = ("train-acrlsd", "train-lsd")
 
 
 def trained_part(layout: ExperimentLayout, region: Box) -> dict[str, Any]:
     """The share of `region` (voxels of the target) that was trained on, and the volumes; empty if that is not known.
 
-    Volumes that overlap count twice where they do, up to the whole region.
+    Volumes that overlap count twice where they do, up to the whole region. Scores need neither the training nor its
+    volumes, so nothing is known, and nothing raised, if these are missing or damaged.
     """
+    try:
+        return _trained_part(layout, region)
+    except StageError as error:
+        LOG.info("whether the truth was trained on is not known: %s (%s)", error.what, error.where)
+        return {}
+
+
+def _trained_part(layout: ExperimentLayout, region: Box) -> dict[str, Any]:
     training = _training_that_predicted(layout)
     if training is None:
         return {}
