@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ VOLUMES = REPOSITORY.parent / "shared" / "data"
 TRAINED = {"fib-sem": ("fib25/trvol-250-2.zarr", 150), "serial-sections": ("snemi3d/ac4-train.zarr", 80)}
 DATASETS = ("volumes/raw", "volumes/labels/neuron_ids", "volumes/labels/mask")
 LARGEST_MIB = 55
+NETWORKS = "lsdflow_predict/networks/"
 PACKAGES = (
     *("_contract", "_command", "_runtime", "_network", "_metrics", "_descriptors", "_training", "_launch"),
     *("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate"),
@@ -82,6 +84,18 @@ def build(wheels: Path, python: str) -> None:
     for package in PACKAGES:
         command = [python, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(wheels)]
         subprocess.run(command, cwd=REPOSITORY / "stages" / package, check=True, stdout=sys.stderr)
+    for wheel in wheels.glob("lsdflow_predict-*.whl"):
+        leave_out_networks(wheel)
+
+
+def leave_out_networks(wheel: Path) -> None:
+    """Take the trained networks out of the wheel of predict: the bundle is small, and trains its own."""
+    with zipfile.ZipFile(wheel) as whole:
+        kept = {info: whole.read(info) for info in whole.infolist() if NETWORKS not in info.filename}
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as smaller:
+        for info, content in kept.items():
+            lines = content.splitlines(keepends=True) if info.filename.endswith("/RECORD") else [content]
+            smaller.writestr(info, b"".join(line for line in lines if not line.startswith(NETWORKS.encode())))
 
 
 def copy(folder: Path) -> None:
