@@ -4,10 +4,8 @@
 
 A tile takes the time that it takes on a device of so many Mvoxel/s, during which no core computes; all else is the
 stage as users run it: raw is read, and blocks are compressed, written, read back, compared and marked. No device can be
-faster than its own rate, nor than what all cores can read and commit: the smaller of the two is the limit. What a core
-can commit is measured while every core does the same, each with a run of its own: cores share caches, memory and disk,
-so one alone is faster. "one at a time" is the worker without a pipeline: it reads, computes and commits one block after
-the other.
+faster than its own rate, nor than what all cores together can commit: the smaller of the two is the limit. "one at a
+time" is the worker without a pipeline: it reads, computes and commits one block after the other.
 
 Rates are those between the first and the last block; the start of the worker process is left out.
 """
@@ -19,11 +17,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -69,9 +65,9 @@ def main() -> int:
     with TemporaryDirectory(prefix="lsdflow-pipeline-") as scratch:
         made = make_experiment(Path(scratch), options.edge, options.block)
         share = share_on_a_gpu(made)
-        alone = sum(rates_on_cores(Path(scratch), options, share, 1))
-        a_core = sum(rates_on_cores(Path(scratch), options, share, cores)) / cores
-        print(f"{cores} cores; each reads and commits {a_core:.1f} Mvoxel/s of 3 channels, one alone {alone:.1f}")
+        with one_core():
+            a_core = rate_of(made, options.block, FASTEST, share)
+        print(f"{cores} cores; a core alone reads and commits {a_core:.1f} Mvoxel/s of 3 channels")
         head = ("device", "limit", "one at a time", f"{share.blocks_at_once} at once", "of the limit")
         print_head("predict: the stage with a device that only waits, Mvoxel/s", head)
         devices = (a_core / 2, cores * a_core / 2, *CARDS)
@@ -153,20 +149,15 @@ def waiting(seconds: float, share: Share) -> Iterator[None]:
         yield
 
 
-def rates_on_cores(scratch: Path, options: argparse.Namespace, share: Share, count: int) -> list[float]:
-    """Mvoxel/s of `count` runs at the same time, each on a core of its own, with a device that takes no time."""
-    cores = sorted(os.sched_getaffinity(0))[:count]
-    folders = [scratch / f"core-{core}-of-{count}" for core in cores]
-    work = partial(rate_on_core, edge=options.edge, block=options.block, share=share)
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(work, cores, folders))
-
-
-def rate_on_core(core: int, folder: Path, edge: int, block: int, share: Share) -> float:
-    """The rate of an experiment of its own, in a process with one core."""
-    os.sched_setaffinity(0, {core})
-    folder.mkdir()
-    return rate_of(make_experiment(folder, edge, block), block, FASTEST, share)
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Within the block, this process and those that it starts have one core."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 SPEC = UNetSpec(in_channels=1, num_fmaps=2, fmap_inc_factor=2, downsample_factors=((2, 2, 2),))
