@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import shutil
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from lsdflow_contract.checkpoint import read_bundle
 from lsdflow_contract.errors import ContractMismatch
 from lsdflow_launch.cli import app
 from lsdflow_launch.init import networks
-from lsdflow_launch.init.middle import png, separate_cells
+from lsdflow_launch.init.middle import Middle, separate_cells
 from lsdflow_launch.init.networks import (
     Network,
     contrast_choices,
@@ -57,6 +58,7 @@ NETWORK = Network("fib-sem", "mtlsd", FIB, (148, 148, 148), {}, CARD)
         ((40, 8, 8), FIB, None),
         ((1, 1, 1), FIB, None),
         ((10, 10, 10), SECTIONS, (30, 5, 5)),
+        ((4.0123457, 4.0123457, 4.0123457), FIB, (8.0246914, 8.0246914, 8.0246914)),
     ],
 )
 def test_voxels_are_joined_or_divided_as_little_as_possible(size_nm: Any, trained_nm: Any, used_nm: Any) -> None:
@@ -76,6 +78,11 @@ def test_another_voxel_size_is_said_and_set(size_nm: Any, keys: list[str]) -> No
     choices = size_choices(NETWORK, size_nm)
     assert [choice.key for choice in choices] == keys
     assert all("10, 10, 10 nm" in choice.why for choice in choices)
+
+
+def test_the_size_to_resample_to_is_exact() -> None:
+    resample, _ = size_choices(NETWORK, (4.0123457,) * 3)
+    assert resample.value == "8.0246914, 8.0246914, 8.0246914 nm"
 
 
 def test_a_volume_that_does_not_fit_is_told_which_network_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,11 +159,18 @@ def test_a_network_that_finds_no_cells_is_warned_of(caplog: pytest.LogCaptureFix
     assert "finds no separate cells" in caplog.text
 
 
-def test_a_picture_is_a_png_with_these_grey_values(tmp_path: Path) -> None:
-    grey = np.random.default_rng(0).integers(0, 256, (5, 9), dtype=np.uint8)
-    content = png(grey)
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(content))), grey)
+def test_the_picture_shows_raw_beside_the_affinities_of_each_look() -> None:
+    planes = [
+        np.full(shape, grey, np.uint8) for shape, grey in (((6, 8), 10), ((2, 4), 200), ((6, 8), 30), ((2, 4), 90))
+    ]
+    middle = Middle("n", (1, 6, 8), "", [(planes[0], planes[1]), (planes[2], planes[3])])
+    shown = np.asarray(Image.open(io.BytesIO(middle.picture())))
+    assert shown.shape == (12, 16)
+    assert (shown[:6, :8] == 10).all()
+    assert (shown[6:, :8] == 30).all()
+    assert (shown[2:4, 10:14] == 200).all()
+    assert (shown[8:10, 10:14] == 90).all()
+    assert shown[0, 9] == 0
 
 
 @pytest.fixture(scope="module")
@@ -199,16 +213,23 @@ def test_init_scales_16_bits_and_resamples_small_voxels(tmp_path: Path, volume: 
     assert 0 < high - low < 30 * 510
 
 
-def test_init_with_labels_starts_the_training_from_the_network(tmp_path: Path, volume: Any) -> None:
-    path = _write(tmp_path / "v.zarr", volume[0], FIB)
-    zarr.open_group(path)["volumes"].create_array("labels/neuron_ids", data=volume[1]).attrs.update(
-        resolution=list(FIB), offset=[0, 0, 0]
+@pytest.mark.parametrize(
+    ("name", "shape_vox", "size_nm"), [("fib-sem", (56, 72, 72), FIB), ("serial-sections", (26, 140, 140), SECTIONS)]
+)
+def test_a_training_that_starts_from_a_network_is_one_of_this_network(
+    tmp_path: Path, name: str, shape_vox: tuple[int, int, int], size_nm: tuple[float, float, float]
+) -> None:
+    raw, labels = synthetic_em(shape_vox, size_nm, 3)
+    path = _write(tmp_path / "v.zarr", raw, size_nm)
+    zarr.open_group(path)["volumes"].create_array("labels/neuron_ids", data=labels).attrs.update(
+        resolution=list(size_nm), offset=[0, 0, 0]
     )
-    done = _init(tmp_path / "exp", path, "--train", str(path), "--network", "fib-sem")
-    assert done.exit_code == 0, done.output
+    done = _init(tmp_path / "exp", path, "--train", str(path), "--network", name)
+    assert done.exit_code == 0, done.output  # train-acrlsd has compared its network with the weights
+    assert "no problems found" in done.output
     settings = tomllib.loads((tmp_path / "exp" / "experiment.toml").read_text())
-    training, unet = settings["train-acrlsd"], read_bundle(tmp_path / "exp" / "networks" / "fib-sem").unet
-    assert training["initial_weights"] == "networks/fib-sem"
+    training, unet = settings["train-acrlsd"], read_bundle(tmp_path / "exp" / "networks" / name).unet
+    assert training["initial_weights"] == f"networks/{name}"
     assert (training["num_fmaps"], training["fmap_inc_factor"]) == (unet.num_fmaps, unet.fmap_inc_factor)
     assert "checkpoint" not in settings["predict"]
 
@@ -249,9 +270,13 @@ def test_an_unknown_network_is_refused_with_those_that_exist(tmp_path: Path, vol
     assert "fib-sem" in json.loads(done.stdout)["wanted"]
 
 
-def test_a_folder_is_taken_before_a_name(tmp_path: Path) -> None:
+def test_a_folder_is_taken_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_network("fib-sem").comes_with_predict
-    assert not find_network(str(networks_of_predict() / "fib-sem")).comes_with_predict
+    shutil.copytree(networks_of_predict() / "serial-sections", tmp_path / "fib-sem")
+    monkeypatch.chdir(tmp_path)
+    found = find_network("fib-sem")
+    assert (found.comes_with_predict, found.voxel_size_nm) == (False, SECTIONS)
+    assert found.place == str(tmp_path / "fib-sem"), "no name: predict takes names before folders"
 
 
 def networks_of_predict() -> Path:

@@ -13,7 +13,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.testing import made, voronoi_labels
 from lsdflow_evaluate.report.findings import budget_words, trained_words
-from lsdflow_evaluate.scores.borders import BORDERS_VOX, without_border
+from lsdflow_evaluate.scores.counting import BORDERS_VOX, without_border
 from lsdflow_evaluate.scores.error_budget import at_best, shares
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lsdflow_contract.arrays import dequantise_u8, quantise_u8
-from lsdflow_contract.checkpoint import bundle_folder
+from lsdflow_contract.checkpoint import Calibration, bundle_folder
 from lsdflow_network.inference import load_predictor, raw_to_network
 from lsdflow_predict.stage import Predict
 
@@ -81,6 +81,15 @@ def test_two_passes_give_the_bits_of_one(make_experiment, settings):
     assert np.array_equal(stored.read(experiment.volume().box), lsds)
     assert manifest.outputs.keys() == {"affs", "lsds"}
     assert manifest.config["resolved"]["lsd_sigma_nm"] == [80.0] * 3
+
+
+def test_the_thresholds_of_the_network_are_in_the_manifest(make_experiment, micro_bundle):
+    assert make_experiment("mtlsd").run().config["resolved"]["calibration"] is None
+    experiment = make_experiment("affinities")
+    calibration = Calibration(thresholds={"mean": 0.3}, voxels=9, on="other volumes")
+    micro_bundle(experiment.layout, "affinities", 7, calibration=calibration)
+    found = experiment.run("predict.checkpoint=7").config["resolved"]["calibration"]
+    assert Calibration.model_validate(found) == calibration
 
 
 def test_daisy_workers_give_the_bits_of_the_serial_runner_in_both_passes(make_experiment):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 import lsdflow
 from lsdflow_contract.checkpoint import read_bundle
-from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
+from lsdflow_contract.errors import BadData, MissingInput, OutputConflict, StorageFailure
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_network.bundle import load_bundle
 from lsdflow_predict.cli import app
@@ -29,7 +30,8 @@ def test_a_network_is_complete_small_and_says_what_made_it(name: str) -> None:
     assert card["bytes"] < 6_000_000
     for fact in ("tissue", "data", "licence", "made_by", "scores"):
         assert card[fact]
-    assert "seed" in card["made_by"]
+    assert "seed" in card["made_by"]["where"]
+    assert card["made_by"]["command"].startswith("lsdflow run DIR --to train-acrlsd --set ")
     assert card["grey_percentiles"].keys() == {"1", "50", "99"}
     assert bundle.calibration is not None
     assert 0 < bundle.calibration.thresholds["hist_quant_75"] < 1
@@ -48,6 +50,18 @@ def test_a_copy_is_the_same_network_and_replaces_nothing(tmp_path: Path) -> None
         copy_network("fib-sem", tmp_path / "copy")
     with pytest.raises(MissingInput, match="no such network"):
         network_folder("no-such-tissue")
+
+
+def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: Path, target: Path) -> None:
+        target.mkdir()
+        (target / "bundle.json").write_text("{")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(StorageFailure):
+        copy_network("fib-sem", tmp_path / "copy")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_lists_copies_and_refuses_half_a_copy(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, Miss
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import RagEdges
 from lsdflow_contract.lut import lut_name, read_lut
-from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import made, same_partition, tables_of
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
 from lsdflow_runtime.store.rag_store import FilesRagStore
@@ -69,6 +69,47 @@ def test_one_table_per_threshold_under_both_names(make_experiment: Make) -> None
         if row["legacy_lut"]:
             own, legacy = (read_lut(tables_of(experiment.layout) / row[name]) for name in ("lut", "legacy_lut"))
             assert np.array_equal(own.segments, legacy.segments)
+
+
+def calibrated(experiment: Experiment, **thresholds: float) -> Experiment:
+    """The experiment with affinities of a network that came with these thresholds."""
+    calibration = {"thresholds": thresholds, "voxels": 9, "on": "other volumes"}
+    facts = {"inputs": {}, "outputs": {}, "identity": "predict-identity"}
+    config = {"resolved": {"calibration": calibration}}
+    Manifest(writer=Writer.of("predict"), key="predict-key", config=config, **facts).write(experiment.layout)
+    return experiment
+
+
+def chosen_by(experiment: Experiment) -> tuple[float, str]:
+    Segment().run(experiment)
+    facts = read_manifest(experiment.layout, "segment").facts
+    return facts["threshold"], facts["advice"]["method"]
+
+
+def test_without_truth_the_threshold_of_the_network_is_chosen(make_experiment: Make) -> None:
+    experiment = make_experiment(truth=False)
+    assert chosen_by(experiment)[1] == "stability"
+    assert chosen_by(calibrated(experiment, hist_quant_75=0.81)) == (0.8, "network")
+    assert chosen_by(calibrated(experiment, hist_quant_75=0.1)) == (0.1, "network"), "another network: chosen again"
+    assert chosen_by(calibrated(experiment, mean=0.5))[1] == "stability", "that of another merge function says nothing"
+    assert Segment().verify(experiment)["verified"]
+
+
+def test_truth_and_settings_go_before_the_threshold_of_the_network(make_experiment: Make) -> None:
+    with_truth = calibrated(make_experiment("a"), hist_quant_75=0.8)
+    assert chosen_by(with_truth)[1] == "voi"
+    assert chosen_by(make_experiment("a", 'segment.advice="network"')) == (0.8, "network")
+    assert chosen_by(make_experiment("a", 'segment.advice="stability"'))[1] == "stability"
+    assert chosen_by(make_experiment("a", "segment.threshold=0.4"))[0] == 0.4
+
+
+@pytest.mark.parametrize("thresholds", [{}, {"mean": 0.5}])
+def test_the_threshold_of_a_network_that_has_none_is_refused(
+    make_experiment: Make, thresholds: dict[str, float]
+) -> None:
+    experiment = calibrated(make_experiment("a", 'segment.advice="network"', truth=False), **thresholds)
+    with pytest.raises(MissingInput, match="came without a threshold"):
+        Segment().run(experiment)
 
 
 def test_with_truth_the_threshold_with_the_smallest_voi_is_chosen(make_experiment: Make) -> None:

@@ -15,6 +15,7 @@ from lsdflow_segment.components import ThresholdSweep
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.sizes import SegmentationFacts, facts_of_roots
 from lsdflow_segment.threshold_selection import (
+    advise_by_network,
     advise_by_stability,
     advise_by_voi,
     changes_to_next,
@@ -92,6 +93,13 @@ def test_with_truth_the_smallest_voi_wins_and_the_lowest_threshold_of_equals() -
     advice = advise_by_voi([0.1, 0.2, 0.3], [(2.0, 0.0), (0.5, 0.5), (0.25, 0.75)])
     assert (advice.threshold, advice.method) == (0.2, "voi")
     assert "1.000 = 0.500 split + 0.500 merge" in advice.reason
+
+
+@pytest.mark.parametrize(("calibrated", "taken"), [(0.2, 0.2), (0.26, 0.3), (0.25, 0.2), (0.9, 0.3), (0.0, 0.1)])
+def test_the_computed_threshold_nearest_to_that_of_the_network_is_taken(calibrated: float, taken: float) -> None:
+    advice = advise_by_network([0.1, 0.2, 0.3], calibrated)
+    assert (advice.threshold, advice.method) == (taken, "network")
+    assert f"({calibrated:g})" in advice.reason
 
 
 def computed(minmax: tuple[float, float], step: float, *extra: float) -> tuple[float, ...]:

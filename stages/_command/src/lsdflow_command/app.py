@@ -142,7 +142,7 @@ def _show_traceback(debug: bool) -> None:
 
 
 @contextmanager
-def naming_file(experiment: Experiment) -> Iterator[None]:
+def _naming_file(experiment: Experiment) -> Iterator[None]:
     """Add the path of the experiment file to errors of its values."""
     try:
         yield
@@ -182,7 +182,7 @@ def _version_callback(stage: StageCommand) -> Callable[..., None]:
 
 
 @contextmanager
-def _opened(
+def opened_experiment(
     path: Path,
     overrides: list[str] | None,
     debug: bool,
@@ -194,7 +194,7 @@ def _opened(
     """The experiment of a command; errors, and signals if `interruptible`, end it with their exit code."""
     with exit_codes(debug, as_json), interrupt_on_signals() if interruptible else nullcontext():
         experiment = replace(load_experiment(path, overrides or []), descriptions=descriptions)
-        with naming_file(experiment):
+        with _naming_file(experiment):
             yield experiment
 
 
@@ -222,7 +222,7 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
         debug: DebugOption = False,
     ) -> None:
         """Run the stage, or resume an interrupted run."""
-        with _opened(experiment, override, debug, json_, interruptible=True) as opened:
+        with opened_experiment(experiment, override, debug, json_, interruptible=True) as opened:
             form_log_lines(opened.compute.log_format, stage.name)
             with _begun(stage, opened) as begun:
                 begun.run(opened)
@@ -236,7 +236,7 @@ def _add_repair_and_worker(app: typer.Typer, stage: StageCommand) -> None:
         experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
     ) -> None:
         """Re-read all results and recompute only those that are missing or damaged."""
-        with _opened(experiment, override, debug, json_, interruptible=True) as opened:
+        with opened_experiment(experiment, override, debug, json_, interruptible=True) as opened:
             form_log_lines(opened.compute.log_format, stage.name)
             _require_blocks(stage)
             with _begun(stage, opened) as begun:
@@ -245,7 +245,7 @@ def _add_repair_and_worker(app: typer.Typer, stage: StageCommand) -> None:
     @app.command(hidden=not stage.has_blocks)
     def worker(experiment: ExperimentOption, override: SetOption = None, debug: DebugOption = False) -> None:
         """Process blocks for a coordinator in another job (one that runs with --set compute.runner=cluster)."""
-        with _opened(experiment, override, debug, interruptible=True) as opened:
+        with opened_experiment(experiment, override, debug, interruptible=True) as opened:
             form_log_lines(opened.compute.log_format, stage.name)
             _require_blocks(stage)
             with monitored(stage.name, opened, is_worker=True):
@@ -276,7 +276,7 @@ def _add_validate_and_plan(app: typer.Typer, stage: StageCommand) -> None:
     ) -> None:
         """Report all configuration and input problems; writes nothing."""
         with (
-            _opened(experiment, override, debug, json_, descriptions=descriptions) as opened,
+            opened_experiment(experiment, override, debug, json_, descriptions=descriptions) as opened,
             _described(stage, opened),
         ):
             opened.table(stage.name, stage.config)
@@ -294,7 +294,7 @@ def _add_validate_and_plan(app: typer.Typer, stage: StageCommand) -> None:
         debug: DebugOption = False,
     ) -> None:
         """Show what a run would do: blocks, bytes, time."""
-        with _opened(experiment, override, debug, json_, descriptions=descriptions) as opened:
+        with opened_experiment(experiment, override, debug, json_, descriptions=descriptions) as opened:
             with _described(stage, opened):
                 facts = stage.load().plan(opened)
             _show_facts(facts, json_)
@@ -336,7 +336,7 @@ def add_report_verb(app: typer.Typer, verb: str, text: str, facts: Callable[[Exp
         experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
     ) -> None:
         """Print the facts; `text` is its help."""
-        with _opened(experiment, override, debug, json_) as opened:
+        with opened_experiment(experiment, override, debug, json_) as opened:
             _show_facts(facts(opened), json_)
 
 
@@ -357,7 +357,7 @@ def _add_verbs_for_other_commands(app: typer.Typer, stage: StageCommand) -> None
         debug: DebugOption = False,
     ) -> None:
         """Run one block, or some training steps, in a temporary folder and report time and memory."""
-        with _opened(experiment, override, debug, json_, interruptible=True) as opened:
+        with opened_experiment(experiment, override, debug, json_, interruptible=True) as opened:
             _show_facts(stage.load().measure(opened, into.absolute()), json_)
 
     @app.command()
@@ -381,5 +381,5 @@ def _add_verbs_for_other_commands(app: typer.Typer, stage: StageCommand) -> None
         debug: DebugOption = False,
     ) -> None:
         """Remove done marks and rows of results from the store."""
-        with _opened(experiment, override, debug, json_) as opened:
+        with opened_experiment(experiment, override, debug, json_) as opened:
             _show_facts(stage.load().drop_rows(opened, key), json_)

@@ -13,10 +13,9 @@ from lsdflow_command.app import (
     JsonOption,
     SetOption,
     StageCommand,
-    exit_codes,
+    opened_experiment,
     stage_app,
 )
-from lsdflow_contract.experiment import load_experiment
 from lsdflow_evaluate.config import EvaluateConfig
 
 SUMMARY = "Score the segmentation against ground truth, and write the report of the experiment."
@@ -33,16 +32,15 @@ def report(
     debug: DebugOption = False,
 ) -> None:
     """Exit code 0, or that of the first artefact that could not be read: the pages are written all the same."""
-    with exit_codes(debug, as_json=json_):
+    with opened_experiment(experiment, override, debug, json_) as opened:
         # zarr and jinja2 take longer to start than all the other verbs
         from lsdflow_evaluate.evaluation import write_report
 
-        loaded = load_experiment(experiment, override or [])
-        errors = write_report(loaded, refresh)
+        errors = write_report(opened, refresh)
         if errors:
             raise errors[0]
         if json_:
-            typer.echo(json.dumps({"report": str(loaded.layout.report / "index.html")}))
+            typer.echo(json.dumps({"report": str(opened.layout.report / "index.html")}))
 
 
 def main() -> None:

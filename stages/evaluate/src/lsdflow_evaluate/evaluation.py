@@ -31,8 +31,7 @@ from lsdflow_evaluate.pass_files import drop_pass_files, write_pass_files
 from lsdflow_evaluate.report.collect import Collector, collect
 from lsdflow_evaluate.report.page import write_pages
 from lsdflow_evaluate.report.stage_records import Source, finished_stages
-from lsdflow_evaluate.scores.borders import BORDERS_VOX
-from lsdflow_evaluate.scores.counting import BORDER, ROI, THRESHOLD_ROI, counted
+from lsdflow_evaluate.scores.counting import BORDER, BORDERS_VOX, ROI, THRESHOLD_ROI, counted
 from lsdflow_evaluate.scores.error_budget import error_budget
 from lsdflow_evaluate.scores.run_length import Skeletons
 from lsdflow_evaluate.scores.scores_file import (

@@ -15,11 +15,10 @@ from lsdflow_command.app import (
     SetOption,
     StageCommand,
     exit_codes,
-    naming_file,
+    opened_experiment,
     stage_app,
 )
 from lsdflow_contract.errors import UsageError
-from lsdflow_contract.experiment import load_experiment
 from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.shipped import copy_network, network_folder, predict_patch, shipped_networks
 
@@ -37,14 +36,12 @@ def export_network(
     debug: DebugOption = False,
 ) -> None:
     """Write the networks that `predict` would use to one TorchScript file, for C++ programs (libtorch)."""
-    with exit_codes(debug, as_json=json_):
+    with opened_experiment(experiment, override, debug, json_) as opened:
         from lsdflow_predict import network_export  # torch takes seconds to load
         from lsdflow_predict.inputs import open_inputs
 
-        loaded = load_experiment(experiment, override or [])
-        with naming_file(loaded):
-            inputs = open_inputs(loaded, loaded.table("predict", PredictConfig))
-            facts = network_export.export_network(inputs.networks, out)
+        inputs = open_inputs(opened, opened.table("predict", PredictConfig))
+        facts = network_export.export_network(inputs.networks, out)
         typer.echo(json.dumps(facts) if json_ else f"wrote {out}: {_summary(facts)}")
 
 

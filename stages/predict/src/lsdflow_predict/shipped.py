@@ -1,12 +1,13 @@
 """The networks that come with predict: trained on public volumes, they segment volumes like these without any labels.
 
 Each is a folder in `networks/`: a bundle, with its weights in half precision, and network.json, which says what it was
-trained on and how, its scores, the grey values that it has seen, and the thresholds that suit it.
+trained on and how, its scores, and the grey values that it has seen.
 """
 
 from __future__ import annotations
 
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.checkpoint import BUNDLE_JSON, read_bundle
 from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
-from lsdflow_contract.files import read_json, storage_errors
+from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors
 from lsdflow_contract.geometry import Vox3
 
 NETWORKS = Path(__file__).with_name("networks")
@@ -41,11 +42,20 @@ def network_folder(name: str) -> Path:
 
 
 def copy_network(name: str, folder: Path) -> None:
-    """Copy a network into a new folder. Raises as `network_folder`; OutputConflict (73) if the folder exists."""
+    """Copy a network into a new folder, whole or not at all.
+
+    Raises as `network_folder`; OutputConflict (73) if the folder exists, StorageFailure (74).
+    """
     source = network_folder(name)
     if folder.exists():
         raise OutputConflict("the folder of the network exists", where=folder, fix="name a new folder")
-    shutil.copytree(source, folder)
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    with storage_errors(folder):
+        try:
+            shutil.copytree(source, partial)
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def predict_patch(network: Path, raw: Path, out: Path) -> Vox3:

@@ -15,11 +15,10 @@ from lsdflow_command.app import (
     SetOption,
     StageCommand,
     add_report_verb,
-    exit_codes,
-    naming_file,
+    opened_experiment,
     stage_app,
 )
-from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_prepare.config import PrepareConfig
 
@@ -48,14 +47,12 @@ def sample(
     debug: DebugOption = False,
 ) -> None:
     """Write the middle of the target as `run` would convert it, uint8 (z, y, x) .npy; used by `lsdflow init`."""
-    with exit_codes(debug, as_json=json_):
+    with opened_experiment(experiment, override, debug, json_) as opened:
         import numpy as np
 
         from lsdflow_prepare.look import sample_of_target
 
-        loaded = load_experiment(experiment, override or [])
-        with naming_file(loaded):
-            values = sample_of_target(loaded, shape)
+        values = sample_of_target(opened, shape)
         with storage_errors(out):
             np.save(out, values)
         typer.echo(json.dumps({"shape_vox": values.shape}) if json_ else f"wrote {out}: uint8 {values.shape}")

@@ -80,26 +80,29 @@ def open_inputs(experiment: Experiment) -> SegmentInputs:
         grid=grid,
         fragments=fragments,
         plan=_plan_blocks(config, grid, fragments.box, fragments.chunk_shape_vox),
-        calibration=_calibration_of(experiment, config),
+        calibration=_calibration_of(experiment, config, merge_function),
     )
 
 
-def _calibration_of(experiment: Experiment, config: SegmentConfig) -> Calibration | None:
+def _calibration_of(experiment: Experiment, config: SegmentConfig, merge_function: str) -> Calibration | None:
     """The thresholds that the network of the affinities came with, from the manifest of predict.
 
-    Raises MissingInput (66) if advice = "network" and there are none.
+    Raises MissingInput (66) if advice = "network" and there is none for this merge function.
     """
     found = None
     if experiment.layout.manifest("predict").exists():
         resolved = read_manifest(experiment.layout, "predict").config.get("resolved", {})
-        found = resolved.get("calibration") if isinstance(resolved, dict) else None
-    if found is None and config.advice == "network":
+        kept = resolved.get("calibration") if isinstance(resolved, dict) else None
+        found = None if kept is None else Calibration.model_validate(kept)
+    if config.advice == "network" and (found is None or merge_function not in found.thresholds):
         raise MissingInput(
-            "the network of the affinities came without thresholds",
+            "the network of the affinities came without a threshold",
             where="segment.advice",
+            wanted=f"one for {merge_function}",
+            found=", ".join(found.thresholds) if found else "none",
             fix='segment.advice = "stability", or segment.threshold = a number',
         )
-    return None if found is None else Calibration.model_validate(found)
+    return found
 
 
 def _open_fragments(experiment: Experiment, grid: Geometry) -> Volume:

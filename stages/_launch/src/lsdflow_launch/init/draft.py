@@ -221,7 +221,10 @@ def _network_tables(start: Start, folder: str) -> dict[str, Any]:
     """The settings that use a trained network: to predict, or as the weights that a training begins with."""
     if start.network is None or not start.train:
         return {"predict": {"checkpoint": folder}}
-    shape = {name: start.network.unet[name] for name in ("num_fmaps", "fmap_inc_factor", "downsample_factors")}
+    # A profile has kernels of its own only with the factors of its own.
+    of_profile = {"downsample_factors"} if start.network.unet.get("kernels_down") else set()
+    names = {"num_fmaps", "fmap_inc_factor", "downsample_factors"} - of_profile
+    shape = {name: start.network.unet[name] for name in sorted(names)}
     return {"train-acrlsd": {"initial_weights": folder, **shape}}
 
 

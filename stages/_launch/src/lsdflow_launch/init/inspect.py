@@ -16,13 +16,7 @@ from lsdflow_contract.errors import InternalError, NoVoxelSize, StageError, Usag
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.init.middle import Middle
-from lsdflow_launch.init.networks import (
-    NETWORKS,
-    Network,
-    choices_for,
-    contrast_choices,
-    network_that_fits,
-)
+from lsdflow_launch.init.networks import NETWORKS, Network, choices_for, contrast_choices, network_that_fits
 from lsdflow_launch.init.propose import Choice, Machine, Volume, proposals
 from lsdflow_launch.init.template import toml_value
 
@@ -136,6 +130,8 @@ def _seen_by(network: Network, before: Inspection, tables: Mapping[str, Any]) ->
     turned = contrast_choices(network, target, seen.get("raw_range"), middle.cells)
     if "raw_range" not in given:
         fitting |= {choice.key: choice for choice in turned}
+    elif turned:
+        LOG.warning("raw_range is kept as given, but %s", turned[0].why)
     found = _with(before, fitting)
     return found if turned or len(middle.seen) < 2 else replace(found, picture=middle.picture())
 

@@ -5,10 +5,9 @@ raw in the middle --prepare sample--> as a run would convert it --predict patch-
 
 from __future__ import annotations
 
+import io
 import json
-import struct
 import tempfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,10 +52,14 @@ class Middle:
 
     def picture(self) -> bytes:
         """A PNG: for each look a row, raw on the left and the mean affinity on the right, bright = the same cell."""
+        from PIL import Image  # takes long to load, and few volumes need a picture
+
         height = max(len(plane) for pair in self.seen for plane in pair)
         width = max(plane.shape[1] for pair in self.seen for plane in pair)
         rows = [np.hstack([_centred(plane, height, width) for plane in pair]) for pair in self.seen]
-        return png(np.vstack(rows))
+        picture = io.BytesIO()
+        Image.fromarray(np.vstack(rows)).save(picture, "PNG")
+        return picture.getvalue()
 
 
 def separate_cells(affinities: Bytes) -> float:
@@ -71,20 +74,6 @@ def separate_cells(affinities: Bytes) -> float:
     sizes = np.bincount(parts.ravel())[1:]
     shares = sizes / max(sizes.sum(), 1)
     return float(-(shares * np.log2(shares)).sum())
-
-
-def png(grey: Bytes) -> bytes:
-    """A grey picture u8 (y, x) as a PNG file."""
-    height, width = grey.shape
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        body = name + content
-        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
-
-    lines = np.hstack([np.zeros((height, 1), np.uint8), grey]).tobytes()  # 0: a line without a filter
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(lines)), chunk(b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def asked(stage: str, arguments: Sequence[str]) -> dict[str, Any]:

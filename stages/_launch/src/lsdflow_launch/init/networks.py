@@ -132,7 +132,8 @@ def size_choices(network: Network, size_nm: Sequence[float]) -> list[Choice]:
     trained, choices = text_of(network.voxel_size_nm), []
     if used != tuple(size_nm):
         why = f"voxels are {text_of(size_nm)} nm, those of the network {trained} nm"
-        choices.append(Choice("prepare.target.resample_to", f"{text_of(used)} nm", why))
+        exact = ", ".join(f"{size:.15g}" for size in used)
+        choices.append(Choice("prepare.target.resample_to", f"{exact} nm", why))
     if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(used, network.voxel_size_nm, strict=True)):
         scale = text_of([round(a / b, 2) for a, b in zip(used, network.voxel_size_nm, strict=True)])
         why = f"trained on voxels of {trained} nm; here they are {scale} times as long, which it was not trained on"
@@ -248,4 +249,5 @@ def _of_bundle(folder: Path, bundle: Bundle, mode: str | None) -> Network:
             fix="for mode acrlsd: --mode acrlsd --network AFFINITIES --set predict.lsd_checkpoint=LSDS",
         )
     unet = bundle.unet.model_dump(mode="json")
-    return Network(str(folder), bundle.kind, bundle.voxel_size_nm, bundle.predict_input_shape_vox, unet)
+    # The whole path, which is no name of a network that comes with predict.
+    return Network(str(folder.resolve()), bundle.kind, bundle.voxel_size_nm, bundle.predict_input_shape_vox, unet)

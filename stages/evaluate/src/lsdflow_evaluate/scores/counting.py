@@ -27,13 +27,14 @@ from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.geometry import Box, Geometry, Lengths, Vox3, region_box
 from lsdflow_contract.graph import NOT_LABELLED, Overlaps
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.scores.borders import BORDERS_VOX, without_border
 from lsdflow_metrics.contingency import Contingency, ContingencySum, contingency
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput
 from lsdflow_runtime.io.target import Truth
 from lsdflow_runtime.io.volumes import Volume, open_volume
 
+# Widths of the borders that are left out, in voxels of the plane.
+BORDERS_VOX = (1, 2, 3)
 ROI, THRESHOLD_ROI, NAMED, BORDER = "roi", "threshold_roi", "region_", "border_"
 
 # The rows that a block left in a collection of a finished pass: (collection, block number) -> rows.
@@ -50,9 +51,9 @@ class Region:
 
     def truth_in(self, truth: Truth, box: Box) -> NDArray[np.uint64]:
         """True labels of `box`, 0 where the mask is 0: such voxels do not count."""
-        return self.masked(truth.read(box), box)
+        return self.inside(truth.read(box), box)
 
-    def masked(self, labels: NDArray[np.uint64], box: Box) -> NDArray[np.uint64]:
+    def inside(self, labels: NDArray[np.uint64], box: Box) -> NDArray[np.uint64]:
         """`labels` of `box`, 0 where the mask is 0."""
         if self.mask is None:
             return labels
@@ -135,8 +136,10 @@ def counting_blocks(volumes: CountedVolumes) -> Iterator[BlockFunction]:
     """The block function of the counting: a table of fragments x truth for each region."""
 
     def count(block: Block) -> BlockOutput:
-        found = {name: overlaps_of(_count(volumes, block.write, region)) for name, region in volumes.regions.items()}
-        found |= {f"{BORDER}{n}": overlaps_of(table) for n, table in _count_inside(volumes, block.write).items()}
+        """Tables of a block for each region, and for the scored region without borders."""
+        tables = {name: _count(volumes, block.write, region) for name, region in volumes.regions.items() if name != ROI}
+        tables |= _count_scored(volumes, block.write)
+        found = {name: overlaps_of(table) for name, table in tables.items()}
         return BlockOutput(overlaps=found, facts={f"pairs_{name}": len(rows) for name, rows in found.items()})
 
     yield count
@@ -149,17 +152,42 @@ def _count(volumes: CountedVolumes, write: Box, region: Region) -> Contingency:
     return contingency(volumes.fragments.read(box), region.truth_in(volumes.truth, box))
 
 
-def _count_inside(volumes: CountedVolumes, write: Box) -> dict[int, Contingency]:
-    """The tables of the scored region without a border of 1, 2, 3 voxels; truth is read that much further."""
+def _count_scored(volumes: CountedVolumes, write: Box) -> dict[str, Contingency]:
+    """The tables of the scored region, whole and without each border, from one reading of the block."""
     region, truth = volumes.regions[ROI], volumes.truth
-    box, widest = write.intersect(region.box), max(BORDERS_VOX)
+    borders = {ROI: 0, **{f"{BORDER}{n}": n for n in BORDERS_VOX}}
+    box = write.intersect(region.box)
     if box.is_empty:
-        return {n: ContingencySum().table() for n in BORDERS_VOX}
+        return {name: ContingencySum().table() for name in borders}
+    # Whether a voxel is at a border depends on the voxels around it, also beyond the block.
+    widest = max(BORDERS_VOX)
     around = box.grow((0, widest, widest)).intersect(truth.labels.box)
-    labels, own = truth.read(around), box.slices(around.begin_vox)
-    fragments = volumes.fragments.read(box)
-    inside = {n: region.masked(without_border(labels, n)[own], box) for n in BORDERS_VOX}
-    return {n: contingency(fragments, kept) for n, kept in inside.items()}
+    labels, own, fragments = truth.read(around), box.slices(around.begin_vox), volumes.fragments.read(box)
+    kept = {name: region.inside(without_border(labels, n)[own], box) for name, n in borders.items()}
+    return {name: contingency(fragments, inside) for name, inside in kept.items()}
+
+
+def without_border(truth: NDArray[np.uint64], border_vox: int) -> NDArray[np.uint64]:
+    """Truth u64 (z, y, x) with 0 at borders: in the plane (y, x), less than `border_vox` voxels from a change of label.
+
+    Truth is drawn with a pen of some voxels, so voxels at a border say little about neurons. Distances are in squares:
+
+        truth  1 1 1 1 2 2 2 2       border of 1:  1 1 1 0 0 2 2 2       of 2:  1 1 0 0 0 0 2 2
+    """
+    from scipy.ndimage import maximum_filter  # takes long to load, and not every command needs it
+
+    if border_vox == 0:
+        return truth
+    change = np.zeros(truth.shape, bool)
+    for axis in (1, 2):
+        before = tuple(slice(None, -1) if a == axis else slice(None) for a in range(3))
+        after = tuple(slice(1, None) if a == axis else slice(None) for a in range(3))
+        differs = truth[before] != truth[after]
+        change[before] |= differs
+        change[after] |= differs
+    if border_vox > 1:
+        change = maximum_filter(change, size=(1, 2 * border_vox - 1, 2 * border_vox - 1), mode="constant")
+    return np.where(change, np.uint64(0), truth)
 
 
 def counted(rows: Rows, blocks: int, region: str) -> Contingency:

@@ -25,8 +25,8 @@ from lsdflow_evaluate.scores.truth_scores import TruthScores, best_of
 from lsdflow_metrics.contingency import Contingency, UInt64s
 from lsdflow_metrics.scores import ZeroPolicy, score
 
-# Of the widths of borders, the one by which their share is told.
-TOLD_BORDER_VOX = 2
+# The share of the borders is what disappears with borders of this width.
+SHARE_BORDER_VOX = 2
 
 
 def error_budget(
@@ -34,8 +34,8 @@ def error_budget(
 ) -> dict[str, Any]:
     """The VOI (bits) of each line of the drawing, for scores.json.
 
-    table: fragments x truth of the region; without_borders: the same without a border of so many voxels, in which
-    nothing may be left; lut: the table of the chosen threshold.
+    table: fragments x truth of the region; without_borders: the same without borders of so many voxels, left out if no
+    voxel remains; lut: the fragments and segments of the chosen threshold.
     """
     chosen = found.chosen_score
     if chosen is None or table.total_vox == 0:
@@ -70,16 +70,16 @@ def at_best(table: Contingency) -> Contingency:
 
 def shares(budget: Mapping[str, Any]) -> dict[str, float]:
     """Bits of threshold, agglomeration, borders and fragments, at least 0 each; empty without borders to compare."""
-    told = next((row for row in budget.get("without_borders", ()) if row["border_vox"] == TOLD_BORDER_VOX), None)
-    if told is None:
+    rows = {row["border_vox"]: row for row in budget.get("without_borders", ())}
+    if SHARE_BORDER_VOX not in rows:
         return {}
     fragments = budget["fragments_at_best"]
-    inside = min(told["fragments_at_best"], fragments)
+    without_borders = min(rows[SHARE_BORDER_VOX]["fragments_at_best"], fragments)
     return {
         "threshold": max(0.0, budget["voi"] - budget["voi_at_best_threshold"]),
         "agglomeration": max(0.0, budget["voi_at_best_threshold"] - fragments),
-        "borders": fragments - inside,
-        "fragments": inside,
+        "borders": fragments - without_borders,
+        "fragments": without_borders,
     }
 
 

@@ -1,8 +1,8 @@
-"""How much of the region that is scored was trained on: such a score says how well labels were learnt, not what to
-expect elsewhere.
+"""How much of the scored region was trained on. Such scores say how well labels were learnt, not what to expect
+elsewhere.
 
-Known only for a network that this experiment trained. A training volume counts where its labels lie in the region and
-its raw comes from the same files as the target; the sections that its training held out do not count.
+It is known only for networks that this experiment trained, and for training volumes whose raw comes from the same files
+as the target. Sections that the training held out are not trained.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TRAINING_STAGES = ("train-acrlsd", "train-lsd")
 def trained_part(layout: ExperimentLayout, region: Box) -> dict[str, Any]:
     """The share of `region` (voxels of the target) that was trained on, and the volumes; empty if that is not known.
 
-    Volumes that overlap count twice where they do, up to the whole region. Scores need neither the training nor its
-    volumes, so nothing is known, and nothing raised, if these are missing or damaged.
+    Where volumes overlap, voxels are counted more than once, up to the whole region. Scores need neither the training
+    nor its volumes: if these are missing or damaged, nothing is known and nothing is raised.
     """
     try:
         return _trained_part(layout, region)

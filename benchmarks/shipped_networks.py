@@ -1,0 +1,166 @@
+"""The networks that come with predict, on real volumes beside the checkout that they were not trained on.
+
+    .venv/blocks/bin/python benchmarks/shipped_networks.py [--data ../shared/data]         some five minutes
+
+1. VOI (split + merge, bits) of fib-sem on each volume: raw as it is and with the `raw_range` that `lsdflow init` sets;
+   at the calibrated threshold, at the best one of this volume, and at the best one of all other volumes together.
+2. Bits of the cells in the middle of each volume, as it is and with black and white exchanged (`lsdflow init`).
+3. By how many levels affinities differ from those of the weights before they were rounded to half precision.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from gpu_machine import print_head, print_row
+from numpy.typing import NDArray
+
+import lsdflow
+from lsdflow_contract.checkpoint import read_bundle
+from lsdflow_contract.geometry import Box
+from lsdflow_launch.init.middle import separate_cells
+from lsdflow_launch.init.networks import grey_choices
+from lsdflow_predict.shipped import NETWORKS, shipped_networks
+from lsdflow_prepare.greyscale import to_u8
+
+REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
+MERGE_FUNCTION = "hist_quant_75"
+THRESHOLDS = [round(0.3 + 0.02 * i, 2) for i in range(33)]
+CONTEXT_VOX = 20
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Raw u8 (z, y, x), truth of `box` in it, and the network for it."""
+
+    name: str
+    network: str
+    raw: Bytes
+    truth: NDArray[Any] | None = None
+    box: Box | None = None
+
+
+def volumes(data: Path) -> list[Labelled]:
+    """The volumes; AC4 was trained on as a whole, so it is only looked at."""
+    fib = zarr.open_group(data / "fib25" / "trvol-250-2.zarr", mode="r")
+    begin = 160 - CONTEXT_VOX
+    found = [
+        Labelled(
+            "FIB-25 trvol-250-2, z >= 160",
+            "fib-sem",
+            np.asarray(fib["volumes/raw"][begin:]),
+            np.asarray(fib["volumes/labels/neuron_ids"][160:]),
+            Box((CONTEXT_VOX, 0, 0), (90, 250, 250)),
+        )
+    ]
+    reference = zarr.open_group(data / "lsd_reference" / "fib.zarr", mode="r")
+    truth = np.asarray(reference["labels"][:])
+    corner = tuple(round(nm / 8) for nm in reference["labels"].attrs["offset"])
+    box = Box((corner[0], corner[1], corner[2]), (truth.shape[0], truth.shape[1], truth.shape[2]))
+    near = box.grow((CONTEXT_VOX,) * 3).intersect(Box((0, 0, 0), reference["raw"].shape))
+    raw, own = np.asarray(reference["raw"][near.slices()]), box.translate(tuple(-n for n in near.begin_vox))
+    found.append(Labelled("reference volume of the LSD paper, 8 nm", "fib-sem", raw, truth, own))
+    for part in ("test", "train"):
+        gala = zarr.open_group(data / "gala_mini" / f"{part}.zarr", mode="r")
+        raw, truth = np.asarray(gala["volumes/raw"][:]), np.asarray(gala["volumes/labels/neuron_ids"][:])
+        found.append(Labelled(f"gala, {part}", "fib-sem", raw, truth, Box((0, 0, 0), raw.shape)))
+    more = zarr.open_group(data / "fib25" / "tstvol-520-raw.zarr", mode="r")
+    found.append(Labelled("FIB-25 tstvol-520", "fib-sem", np.asarray(more["volumes/raw"][:, 180:340, 180:340])))
+    ac4 = zarr.open_group(data / "snemi3d" / "ac4-train.zarr", mode="r")
+    found.append(Labelled("AC4 (trained)", "serial-sections", np.asarray(ac4["volumes/raw"][20:60, 100:360, 100:360])))
+    return found
+
+
+def as_init_reads(raw: Bytes, network: str) -> Bytes | None:
+    """Raw with the `raw_range` that init sets for this network; None if it sets none."""
+    percentiles = {str(share): float(np.percentile(raw, share)) for share in (1, 50, 99)}
+    choices = grey_choices(shipped_networks()[network], {"dtype": "uint8", "grey_percentiles": percentiles})
+    return to_u8(raw, tuple(choices[0].value), "benchmark").values if choices else None
+
+
+def affinities_of(raw: Bytes, network: Path) -> Bytes:
+    """Affinities u8 (3, z, y, x), on the CPU."""
+    return lsdflow.predict_affinities(raw, network, device="cpu")
+
+
+def curve(volume: Labelled, raw: Bytes) -> dict[float, tuple[float, float]]:
+    """VOI split and merge of each threshold."""
+    affinities = affinities_of(raw, NETWORKS / volume.network)
+    inside = np.ascontiguousarray(affinities[(slice(None), *volume.box.slices())]) if volume.box else affinities
+    fragments = lsdflow.extract_fragments(inside)
+    edges = lsdflow.score_edges(inside, fragments, MERGE_FUNCTION)
+    found = {}
+    for threshold in THRESHOLDS:
+        scores = lsdflow.compare(lsdflow.segment(fragments, edges, threshold), volume.truth)
+        found[threshold] = (scores.voi_split, scores.voi_merge)
+    return found
+
+
+def best(curves: list[dict[float, tuple[float, float]]]) -> float:
+    """The threshold with the lowest mean VOI."""
+    return min(THRESHOLDS, key=lambda t: sum(sum(curve[t]) for curve in curves))
+
+
+def shown(found: dict[float, tuple[float, float]], threshold: float) -> str:
+    split, merge = found[threshold]
+    return f"{split + merge:.3f} ({split:.3f} + {merge:.3f}) @ {threshold:.2f}"
+
+
+def print_scores(labelled: list[Labelled]) -> None:
+    """Table 1."""
+    read = {volume.name: as_init_reads(volume.raw, volume.network) for volume in labelled}
+    plain = {volume.name: curve(volume, volume.raw) for volume in labelled}
+    used = {v.name: plain[v.name] if read[v.name] is None else curve(v, read[v.name]) for v in labelled}
+    calibration = read_bundle(NETWORKS / "fib-sem").calibration
+    calibrated = calibration.thresholds[MERGE_FUNCTION] if calibration else 0.5
+    head = ("volume", "raw as it is, calibrated", "as init reads it, calibrated", "best", "best of the others")
+    print_head("fib-sem, VOI (split + merge) @ threshold", head)
+    for volume in labelled:
+        mine, others = used[volume.name], [found for name, found in used.items() if name != volume.name]
+        changed = "the same" if read[volume.name] is None else shown(mine, calibrated)
+        row = (volume.name, shown(plain[volume.name], calibrated), changed, shown(mine, best([mine])))
+        print_row((*row, shown(mine, best(others))))
+    print(f"\nbest threshold of all volumes together: {best(list(used.values())):.2f}")
+
+
+def print_cells(found: list[Labelled]) -> None:
+    """Table 2."""
+    print_head("bits of the cells in the middle", ("volume", "network", "as it is", "inverted"))
+    for volume in found:
+        shape = read_bundle(NETWORKS / volume.network).predict_input_shape_vox
+        begin = [max(0, (n - wanted) // 2) for n, wanted in zip(volume.raw.shape, shape, strict=True)]
+        middle = volume.raw[tuple(slice(b, b + wanted) for b, wanted in zip(begin, shape, strict=True))]
+        bits = [separate_cells(affinities_of(raw, NETWORKS / volume.network)) for raw in (middle, 255 - middle)]
+        print_row((volume.name, volume.network, *(f"{cells:.2f}" for cells in bits)))
+
+
+def print_precision(raw: Bytes, whole: Path) -> None:
+    """Table 3."""
+    patch = np.ascontiguousarray(raw[:80, 75:175, 75:175])
+    rounded, exact = (affinities_of(patch, folder).astype(int) for folder in (NETWORKS / "fib-sem", whole))
+    levels = np.abs(rounded - exact)
+    print(f"\nhalf precision: {(levels > 0).mean():.2%} of the affinities differ, by at most {levels.max()} levels")
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, default=REAL, help="folder of the real volumes")
+    data = parser.parse_args().data
+    if not data.is_dir():
+        raise SystemExit(f"{data}: not there. Give the folder of the real volumes with --data")
+    found = volumes(data)
+    print_scores([volume for volume in found if volume.truth is not None])
+    print_cells(found)
+    print_precision(found[0].raw, data / "networks" / "fib-sem-10nm")
+
+
+if __name__ == "__main__":
+    main()
