@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -120,6 +125,30 @@ def test_packed_weights_are_used_for_inputs_of_other_shapes() -> None:
         for size in (5, 9):
             x = torch.randn(1, 3, size, size, size).contiguous(memory_format=torch.channels_last_3d)
             assert torch.allclose(packed(x), torch.relu(conv(x)), atol=1e-5)
+
+
+def test_threads_that_meet_at_the_first_input_pack_the_weights_once(monkeypatch) -> None:
+    """Packed twice: NotImplementedError, 'aten::to_mkldnn' with arguments from the 'MkldnnCPU' backend."""
+    pack, packed_by = torch._C._nn.mkldnn_reorder_conv3d_weight, []
+
+    def slowly(*given: Any) -> torch.Tensor:
+        packed_by.append(threading.get_ident())
+        time.sleep(0.05)
+        return pack(*given)
+
+    monkeypatch.setattr(torch._C._nn, "mkldnn_reorder_conv3d_weight", slowly)
+    conv, x = nn.Conv3d(3, 4, 3), torch.randn(1, 3, 5, 5, 5).contiguous(memory_format=torch.channels_last_3d)
+    packed, meeting = PackedConv(conv.weight.detach(), None, relu=False), threading.Barrier(4)
+
+    def call(_number: int) -> torch.Tensor:
+        meeting.wait()
+        with torch.inference_mode():
+            return packed(x)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(call, range(4)))
+    assert len(packed_by) == 1
+    assert all(torch.equal(one, found[0]) for one in found)
 
 
 @pytest.mark.parametrize("factors", [((1, 2, 2), (3, 3, 2)), ((2, 2, 2),)])

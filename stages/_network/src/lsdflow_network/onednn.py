@@ -7,6 +7,7 @@ operators are those that torch's compiler calls; the lock file pins a version of
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -30,7 +31,10 @@ def has_packed_convolutions() -> bool:
 
 
 class PackedConv:
-    """Valid convolution in 2 or 3 dimensions; weights are packed at the first input, and the originals released."""
+    """Valid convolution in 2 or 3 dimensions; weights are packed at the first input, and the originals released.
+
+    Several threads may call it.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, relu: bool) -> None:
         """weight (out, in, [z,] y, x), bias (out); float32 or bfloat16, like the inputs."""
@@ -39,14 +43,16 @@ class PackedConv:
         self._dims = weight.dim() - 2
         self._attribute = "relu" if relu else "none"
         self._is_packed = False
+        self._packing = threading.Lock()
 
     def __call__(self, x: Tensor) -> Tensor:
         """(n, in, [z,] y, x) channels last -> (n, out, ...) channels last."""
         zeros, ones = _ZEROS[self._dims], _ONES[self._dims]
-        if not self._is_packed:
-            pack = getattr(torch._C._nn, f"mkldnn_reorder_conv{self._dims}d_weight")
-            dense = self._weight.contiguous().to_mkldnn()
-            self._weight, self._is_packed = pack(dense, zeros, ones, ones, 1, list(x.shape)), True
+        with self._packing:
+            if not self._is_packed:
+                pack = getattr(torch._C._nn, f"mkldnn_reorder_conv{self._dims}d_weight")
+                dense = self._weight.contiguous().to_mkldnn()
+                self._weight, self._is_packed = pack(dense, zeros, ones, ones, 1, list(x.shape)), True
         found: Tensor = torch.ops.mkldnn._convolution_pointwise(
             x, self._weight, self._bias, zeros, ones, ones, 1, self._attribute, [], ""
         )
