@@ -7,14 +7,14 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from lsdflow_contract.checkpoint import BUNDLE_JSON, WEIGHTS, Bundle, UNetSpec, bundle_folder, read_best
+from lsdflow_contract.checkpoint import BUNDLE_JSON, WEIGHTS, Bundle, Calibration, UNetSpec, bundle_folder, read_best
 from lsdflow_contract.errors import BadData, ConfigError, Interrupted, MissingInput, OutputConflict, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
@@ -273,6 +273,13 @@ def test_every_checkpoint_is_a_run_and_the_lowest_voi_becomes_the_best(experimen
     best = read_best(experiment.layout.best_checkpoint(STAGE))
     assert (best.iteration, best.chosen_by, best.voi, best.validation_loss) == (20, "voi", 1.0, 0.1)
     assert best.weights_sha256 == hashlib.sha256(b"weights of 20").hexdigest()
+    assert best.calibration == Calibration(thresholds={"mean": 0.4}, voxels=8 * 30 * 50, on=REGION.words)
+
+
+def test_no_threshold_is_kept_that_was_chosen_on_trained_sections(experiment: Experiment) -> None:
+    trained = replace(REGION, held_out=False)
+    assert Selection(experiment, trained, caller=StandIn({10: 2.0, 20: 1.0, 30: 1.5})).update() == 0
+    assert read_best(experiment.layout.best_checkpoint(STAGE)).calibration is None
 
 
 def test_a_finished_run_leaves_its_report_and_no_arrays_unless_kept(experiment: Experiment) -> None:

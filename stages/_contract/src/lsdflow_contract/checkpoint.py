@@ -17,11 +17,12 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import BadData, MissingInput
-from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.files import read_json
 from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Writer, require_contract
 from lsdflow_contract.model import StrictModel
+from lsdflow_contract.sealing import read_sealed, write_sealed
 
 BUNDLE_JSON = "bundle.json"
 DESCRIPTION_HASH = "bundle.sha256"
@@ -163,6 +164,9 @@ class BestCheckpoint(StrictModel):
     voi: float | None = Field(
         default=None, description="VOI (bits, split + merge) of the small segmentation made with it"
     )
+    calibration: Calibration | None = Field(
+        default=None, description="the threshold of that segmentation, if the training had held out its region"
+    )
 
 
 def bundle_folder(checkpoints: Path, iteration: int) -> Path:
@@ -225,19 +229,20 @@ def _require_as_written(folder: Path, description: Any) -> None:
 
 def write_best(path: Path, best: BestCheckpoint) -> None:
     """Record which bundle the next stage uses."""
-    write_json(path, best.model_dump())
+    write_sealed(path, best.model_dump())
 
 
 def read_best(path: Path) -> BestCheckpoint:
-    """Which bundle to use. MissingInput if training has written none, BadData if the named network has other weights.
+    """Which bundle to use.
 
-    The hash of the weights replaces a seal.
+    Raises MissingInput (66) if training has written none, BadData (65) if the file was changed, or the network that it
+    names has other weights.
     """
     if not path.exists():
         raise MissingInput("no checkpoint has been chosen", where=path, fix="train first")
     fix = f"choose again: {path.parent.name} run (by loss), or lsdflow select-checkpoint (by VOI)"
     try:
-        best = BestCheckpoint.model_validate(read_json(path))
+        best = BestCheckpoint.model_validate(read_sealed(path, fix))
     except ValidationError as error:
         raise BadData("damaged file", where=path, found=error, fix=fix) from error
     description = bundle_folder(path.parent / "checkpoints", best.iteration) / BUNDLE_JSON

@@ -4,7 +4,8 @@
 2. A sweep whose base segments that region, and whose only axis is the checkpoint. Each run is an experiment, resumes
    after an interruption, and shares the prepared region. The axis grows with the training.
 3. The table and the plot of the sweep.
-4. best.json: the checkpoint with the lowest VOI. With --follow, steps 2 to 4 are repeated until the training ends.
+4. best.json: the checkpoint with the lowest VOI, and its threshold if the region was held out. With --follow, steps 2
+   to 4 are repeated until the training ends.
 
 train/train-acrlsd/selection/<settings>/
   base/      the experiment with the region as its target
@@ -32,6 +33,7 @@ from lsdflow_contract.checkpoint import (
     WEIGHTS,
     BestCheckpoint,
     Bundle,
+    Calibration,
     bundle_folder,
     bundle_iterations,
     read_best,
@@ -44,6 +46,7 @@ from lsdflow_contract.files import storage_errors, write_if_changed
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.sealing import read_sealed
 from lsdflow_launch.chain import LAST
 from lsdflow_launch.checkpoint_selection.region import (
     STAGE,
@@ -180,7 +183,7 @@ class Selection:
         if code := self._exit_code(outcomes, found.rows):
             return code
         try:
-            choose_by_voi(self.experiment, self.folder, self.rows())
+            choose_by_voi(self.experiment, self.region, self.folder, self.rows())
         except MissingInput as error:
             if last:
                 raise
@@ -276,7 +279,7 @@ class Selection:
         return valid_bundle(bundle_folder(self.experiment.layout.checkpoints(STAGE), iteration))
 
 
-def choose_by_voi(experiment: Experiment, folder: Path, rows: Sequence[Row]) -> BestCheckpoint | None:
+def choose_by_voi(experiment: Experiment, region: Region, folder: Path, rows: Sequence[Row]) -> BestCheckpoint | None:
     """Write best.json: the undamaged checkpoint with the lowest VOI among the scored runs, the newest if equal.
 
     Returns None without scored runs. Raises MissingInput (66) if none of their checkpoints exists any more.
@@ -291,12 +294,22 @@ def choose_by_voi(experiment: Experiment, folder: Path, rows: Sequence[Row]) -> 
                 validation_loss=bundle.validation_loss,
                 chosen_by="voi",
                 voi=row.scores["voi"],
+                calibration=_calibration(region, run_folder(folder, bundle.iteration)),
             )
             write_best(experiment.layout.best_checkpoint(STAGE), best)
             return best
     if rows:
         raise MissingInput("no scored checkpoint is there", where=checkpoints, fix="train longer, or keep more")
     return None
+
+
+def _calibration(region: Region, run: Path) -> Calibration | None:
+    """Return the threshold of a run; None if the network was trained there, where affinities are sharper."""
+    if not region.held_out:
+        return None
+    scores = read_sealed(ExperimentLayout(run).report / "scores.json", "lsdflow select-checkpoint")
+    thresholds = {str(scores["merge_function"]): float(scores["threshold"])}
+    return Calibration(thresholds=thresholds, voxels=region.box.size, on=region.words)
 
 
 def valid_bundle(folder: Path) -> Bundle | None:
