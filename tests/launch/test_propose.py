@@ -41,26 +41,28 @@ def proposed(*training: Volume, target: Volume | None = None, machine: Machine =
 
 
 @pytest.mark.parametrize(
-    ("training", "profile"),
+    ("training", "on_a_cpu", "on_a_gpu"),
     [
-        ([FIB25], "standard"),
-        ([SNEMI3D], "snemi3d"),
-        ([CREMI], "snemi3d"),
-        ([SMALL], "tiny"),
-        ([SMALL, SMALL], "tiny"),
-        ([dataclasses.replace(FIB25, labelled=0.1)], "tiny"),
-        ([dataclasses.replace(FIB25, voxel_size_nm=(20.0, 9.0, 9.0))], "standard"),
-        ([dataclasses.replace(SNEMI3D, shape_vox=(20, 512, 512))], "tiny-anisotropic"),
-        ([dataclasses.replace(SNEMI3D, shape_vox=(80, 300, 300))], "tiny-anisotropic"),
-        ([dataclasses.replace(CREMI, shape_vox=(30, 1250, 1250))], "tiny-anisotropic"),
-        ([dataclasses.replace(SMALL, shape_vox=(20, 512, 512))], "tiny-anisotropic"),
-        ([dataclasses.replace(FIB25, shape_vox=(60, 512, 512))], "tiny"),
+        ([FIB25], "standard", "general"),
+        ([SNEMI3D], "snemi3d", "general-anisotropic"),
+        ([CREMI], "snemi3d", "general-anisotropic"),
+        ([SMALL], "tiny", "general-anisotropic"),
+        ([SMALL, SMALL], "tiny", "general-anisotropic"),
+        ([dataclasses.replace(FIB25, labelled=0.1)], "tiny", "general"),
+        ([dataclasses.replace(FIB25, voxel_size_nm=(20.0, 9.0, 9.0))], "standard", "general"),
+        ([dataclasses.replace(SNEMI3D, shape_vox=(20, 512, 512))], "tiny-anisotropic", "general-anisotropic"),
+        ([dataclasses.replace(SNEMI3D, shape_vox=(80, 300, 300))], "tiny-anisotropic", "general-anisotropic"),
+        ([dataclasses.replace(CREMI, shape_vox=(30, 1250, 1250))], "tiny-anisotropic", "general-anisotropic"),
+        ([dataclasses.replace(SMALL, shape_vox=(20, 512, 512))], "tiny-anisotropic", "general-anisotropic"),
+        ([dataclasses.replace(FIB25, shape_vox=(60, 512, 512))], "tiny", "general-anisotropic"),
     ],
 )
-def test_the_profile_follows_the_thickness_of_sections_their_number_and_the_labelled_voxels(
-    training: list[Volume], profile: str
+def test_the_profile_follows_the_thickness_of_sections_the_machine_and_the_labels(
+    training: list[Volume], on_a_cpu: str, on_a_gpu: str
 ) -> None:
-    assert proposed(*training)["experiment.profile"] == profile
+    assert proposed(*training, machine=LAPTOP)["experiment.profile"] == on_a_cpu
+    found = proposed(*training, machine=SERVER)
+    assert (found["experiment.profile"], found["train-acrlsd.pipeline"]) == (on_a_gpu, "gpu")
 
 
 def test_a_profile_that_was_chosen_is_not_proposed() -> None:
@@ -88,7 +90,7 @@ def test_sections_are_held_out_where_enough_are_left_to_train_on() -> None:
     assert "train-acrlsd.validation_fraction" not in proposed(few_sections)
     assert "train-acrlsd.validation_fraction" not in proposed(SMALL)
     # 9.1 million labelled voxels are enough, but not with 15 % of them held out
-    few_labels = proposed(dataclasses.replace(FIB25, labelled=0.58))
+    few_labels = proposed(dataclasses.replace(FIB25, labelled=0.58), machine=LAPTOP)
     assert few_labels["experiment.profile"] == "standard"
     assert "train-acrlsd.validation_fraction" not in few_labels
 

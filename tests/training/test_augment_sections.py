@@ -191,7 +191,7 @@ def test_the_profile_for_thick_sections_is_the_published_one_with_section_wise_a
     )
     assert how.intensity_per_section
     assert set(SNEMI3D.augmentation) <= {field.name for field in dataclasses.fields(how)}
-    assert all(not profile.augmentation for name, profile in PROFILES.items() if name != "snemi3d")
+    assert not PROFILES["standard"].augmentation
     override = experiment.table("train-acrlsd", AffinityTrainingConfig).model_copy(update={"max_misalign_vox": 2})
     again = resolve_settings(experiment, override, "train-acrlsd", "mtlsd", voxel_size_nm=(30.0, 6.0, 6.0), lsd=None)
     assert again.augmentation == dataclasses.replace(how, max_misalign_vox=2)

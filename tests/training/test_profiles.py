@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("gunpowder")
 
-from lsdflow_contract.checkpoint import Bundle, Kind
+from lsdflow_contract.checkpoint import Bundle, Kind, read_bundle
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.manifest import Writer
@@ -23,9 +23,11 @@ THIN: Vox3 = (20, 512, 512)
 THICK_NM = (30.0, 6.0, 6.0)
 
 
-def settings_of(folder: Path, kind: Kind, table: str = "", lsd: Bundle | None = None) -> TrainingSettings:
+def settings_of(
+    folder: Path, kind: Kind, table: str = "", lsd: Bundle | None = None, profile: str = "tiny-anisotropic"
+) -> TrainingSettings:
     toml = folder / "experiment.toml"
-    toml.write_text(f'[experiment]\nprofile = "tiny-anisotropic"\n[compute]\ndevice = "cpu"\n[train-acrlsd]\n{table}')
+    toml.write_text(f'[experiment]\nprofile = "{profile}"\n[compute]\ndevice = "cpu"\n[train-acrlsd]\n{table}')
     experiment = load_experiment(toml)
     config = experiment.table("train-acrlsd", AffinityTrainingConfig)
     return resolve_settings(experiment, config, "train-acrlsd", kind, voxel_size_nm=THICK_NM, lsd=lsd)
@@ -41,10 +43,11 @@ def bundle_of(settings: TrainingSettings) -> Bundle:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("profile", ["tiny-anisotropic", "general-anisotropic"])
 @pytest.mark.parametrize("kind", ["lsd", "mtlsd", "affinities", "acrlsd"])
-def test_twenty_sections_are_enough_for_tiny_anisotropic(tmp_path: Path, kind: Kind) -> None:
-    lsd = bundle_of(settings_of(tmp_path, "lsd")) if kind == "acrlsd" else None
-    settings = settings_of(tmp_path, kind, lsd=lsd)
+def test_twenty_sections_are_enough_for_flat_kernels(tmp_path: Path, kind: Kind, profile: str) -> None:
+    lsd = bundle_of(settings_of(tmp_path, "lsd", profile=profile)) if kind == "acrlsd" else None
+    settings = settings_of(tmp_path, kind, lsd=lsd, profile=profile)
     box = Box((0, 0, 0), THIN)
     volume = TrainingVolume("a", tmp_path, THICK_NM, raw=box, labels=box, mask=None)
     assert source_problems([Source(volume, 1.0, None)], settings) == []
@@ -56,3 +59,15 @@ def test_kernels_of_the_profile_belong_to_its_own_levels(tmp_path: Path) -> None
     settings = settings_of(tmp_path, "mtlsd", "downsample_factors = [[1, 2, 2]]\ninput_shape_vox = [20, 60, 60]\n")
     assert settings.unet.kernels_down is None
     assert settings_of(tmp_path, "mtlsd").unet.kernels_before(0) == ((1, 3, 3), (1, 3, 3))
+
+
+def test_general_is_the_recipe_of_the_networks_that_come_with_lsdflow(tmp_path: Path) -> None:
+    """Not those of a moving average: see benchmarks/README.md."""
+    shipped = Path(__file__).resolve().parents[2] / "stages" / "predict" / "src" / "lsdflow_predict" / "networks"
+    for profile, name in (("general", "fib-sem"), ("general-anisotropic", "serial-sections")):
+        settings, bundle = settings_of(tmp_path, "mtlsd", profile=profile), read_bundle(shipped / name)
+        assert settings.unet == bundle.unet
+        assert settings.shapes.network_input_vox == bundle.train_input_shape_vox
+        assert settings.predict_input_vox == bundle.predict_input_shape_vox
+        assert settings.average_decay is None
+        assert settings.validation_fraction > 0

@@ -25,7 +25,7 @@ STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglo
 # A message shows a wrong value, not the whole table that contains it.
 LONGEST_VALUE = 200
 
-Profile = Literal["tiny", "tiny-anisotropic", "standard", "snemi3d"]
+Profile = Literal["tiny", "tiny-anisotropic", "general", "general-anisotropic", "standard", "snemi3d"]
 Config = TypeVar("Config", bound=StrictModel)
 # pydantic appends the kind of value that it tried to the location of an error.
 _BRANCH = re.compile(r"^(literal\[.*|int|float|str|bool|constrained-\w+|function-.*|nullable.*)$")
@@ -48,8 +48,9 @@ class ExperimentTable(StrictModel):
     )
     profile: Profile = Field(
         default="standard",
-        description="size of the networks and of the training. tiny: minutes on two CPU cores; standard: as published;"
-        " tiny-anisotropic, snemi3d: the same for thick sections",
+        description="size of the networks and of the training. tiny: minutes on two CPU cores; general: minutes on a "
+        "GPU, a night on a CPU; standard: as published; tiny-anisotropic, general-anisotropic, snemi3d: the same for "
+        "thick sections",
     )
     seed: int = Field(default=0, ge=0, description="random seed of the initial weights and of the sampling")
 

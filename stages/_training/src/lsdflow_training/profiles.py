@@ -1,6 +1,8 @@
 """The profiles: values for omitted options.
 
-"standard" is the published training for isotropic volumes. "tiny" learns in minutes on two CPU cores. "snemi3d" is for
+"standard" is the published training for isotropic volumes. "tiny" learns in minutes on two CPU cores. "general" is the
+recipe of the networks that come with lsdflow: minutes on a GPU, a night on a CPU; benchmarks/README.md has the score of
+each ingredient. "general-anisotropic" is the same for thick sections. "snemi3d" is for
 thick sections such as SNEMI3D's 30 x 6 x 6 nm: the shapes and section-wise augmentation published for CREMI (40 x 4 x
 4 nm; Funke et al. 2018, Sheridan et al. 2022), with mild noise, gamma and blur. "tiny-anisotropic" is "tiny" for thick
 sections and for volumes of few sections: it pools along y and x only, and its finest level has kernels within sections.
@@ -99,6 +101,35 @@ TINY_ANISOTROPIC = dataclasses.replace(
     predict_input_shape_vox=(28, 244, 244),
 )
 
+GENERAL = dataclasses.replace(
+    TINY,
+    num_fmaps=16,
+    fmap_inc_factor=4,
+    input_shape_vox=(124, 124, 124),
+    max_iteration={"lsd": 4_000, "acrlsd": 4_000, "mtlsd": 6_000, "affinities": 6_000},
+    learning_rate=5e-4,
+    elastic_probability=0.5,
+    validation_fraction=0.1,
+    validation_every=500,
+    checkpoint_every=500,
+    keep_checkpoints=4,
+    augmentation={
+        "gamma": (0.8, 1.25),
+        "noise_probability": 0.2,
+        "noise_std": 0.03,
+        "blur_probability": 0.1,
+    },
+)
+
+GENERAL_ANISOTROPIC = dataclasses.replace(
+    GENERAL,
+    downsample_factors=TINY_ANISOTROPIC.downsample_factors,
+    kernels_down=TINY_ANISOTROPIC.kernels_down,
+    kernels_up=TINY_ANISOTROPIC.kernels_up,
+    input_shape_vox=TINY_ANISOTROPIC.input_shape_vox,
+    predict_input_shape_vox=TINY_ANISOTROPIC.predict_input_shape_vox,
+)
+
 SNEMI3D = dataclasses.replace(
     STANDARD,
     downsample_factors=((1, 3, 3), (1, 3, 3), (3, 3, 3)),
@@ -120,4 +151,11 @@ SNEMI3D = dataclasses.replace(
     },
 )
 
-PROFILES = {"standard": STANDARD, "tiny": TINY, "tiny-anisotropic": TINY_ANISOTROPIC, "snemi3d": SNEMI3D}
+PROFILES = {
+    "standard": STANDARD,
+    "tiny": TINY,
+    "tiny-anisotropic": TINY_ANISOTROPIC,
+    "general": GENERAL,
+    "general-anisotropic": GENERAL_ANISOTROPIC,
+    "snemi3d": SNEMI3D,
+}

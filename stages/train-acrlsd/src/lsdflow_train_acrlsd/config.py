@@ -6,4 +6,4 @@ from lsdflow_training.config import AffinityTrainingConfig
 
 
 class TrainAcrlsdConfig(AffinityTrainingConfig):
-    """Options of train-acrlsd; those left out come from the profile (tiny, tiny-anisotropic, standard, snemi3d)."""
+    """Options of train-acrlsd; those left out come from the profile of the experiment."""

@@ -6,4 +6,4 @@ from lsdflow_training.config import LsdTrainingConfig
 
 
 class TrainLsdConfig(LsdTrainingConfig):
-    """Options of train-lsd; those left out come from the profile (tiny, tiny-anisotropic, standard, snemi3d)."""
+    """Options of train-lsd; those left out come from the profile of the experiment."""

@@ -30,7 +30,8 @@ Train = Annotated[
 ProfileOption = Annotated[
     str | None,
     typer.Option(
-        help="tiny, tiny-anisotropic, standard or snemi3d (default: chosen from the volumes)",
+        help="tiny, general, standard; for thick sections tiny-anisotropic, general-anisotropic, snemi3d "
+        "(default: chosen from the volumes and the machine)",
         autocompletion=one_of(get_args(Profile)),
     ),
 ]

@@ -17,9 +17,9 @@ TRAIN_TABLES = ("train-lsd", "train-acrlsd")
 # LSDs are statistics within 10 of the shortest voxel edges, as published, but over at least two sections.
 SIGMA_EDGES, SIGMA_SECTIONS = 10, 2
 HELD_OUT = 0.15
-HELD_OUT_SECTIONS = {"tiny": 32, "tiny-anisotropic": 10, "standard": 32, "snemi3d": 10}
+HELD_OUT_SECTIONS = {"isotropic": 32, "thick": 10}
 # The depth of the training output of these networks; a thinner volume does not fill it.
-FEWEST_SECTIONS = {"tiny": 44, "standard": 92, "snemi3d": 48}
+FEWEST_SECTIONS = {"tiny": 44, "general": 84, "standard": 92, "snemi3d": 48}
 # Blocks of watershed, in shortest voxel edges; they are read with context and need about this many bytes per voxel.
 BLOCK_EDGES = (256, 192, 128, 96, 64)
 CONTEXT_EDGES, BYTES_PER_VOXEL = 48, 50
@@ -81,20 +81,27 @@ def proposals(
     found += grey_choices(training, target)
     found += sigma_choices(training or (target,))
     found += held_out_choices(training, named)
+    if machine.gpu and training:
+        why = "the GPU here makes the patches, from volumes in its memory"
+        found += [Choice(f"{table}.pipeline", "gpu", why) for table in TRAIN_TABLES]
     return (*found, *block_choices(target, machine))
 
 
 def profile_choice(training: Sequence[Volume], machine: Machine) -> Choice:
-    """Choose by the thickness of sections, then by the number of labelled voxels and sections."""
+    """Choose by the thickness of sections, then by the machine, and by the number of labelled voxels and sections."""
     thick = next((v.voxel_size_nm for v in training if v.thick), None)
     published, small = ("snemi3d", "tiny-anisotropic") if thick else ("standard", "tiny")
     form = f"thick sections, voxels of {text_of(thick)} nm" if thick else _form(training)
     voxels = round(sum(math.prod(v.shape_vox) * (v.labelled or 0.0) for v in training))
     sections = min((v.shape_vox[0] for v in training), default=0)
     seen = f"{form}; {voxels / 1e6:.1f} million labelled voxels in {sections} sections"
+    if machine.gpu:
+        flat = bool(thick) or sections < FEWEST_SECTIONS["general"]
+        name = "general-anisotropic" if flat else "general"
+        return Choice("experiment.profile", name, f"{seen}; on the GPU here it learns within minutes")
     if voxels >= FEW_LABELLED_VOXELS and sections >= FEWEST_SECTIONS[published]:
-        slow = "" if machine.gpu else f"; there is no GPU driver here: on a CPU only {small} learns within minutes"
-        return Choice("experiment.profile", published, f"{seen}{slow}")
+        slow = f"there is no GPU driver here: on a CPU only {small} learns within minutes"
+        return Choice("experiment.profile", published, f"{seen}; {slow}")
     if sections < FEWEST_SECTIONS.get(small, 0):
         why = f"{seen}; a network with the same range in z as in y and x needs {FEWEST_SECTIONS[small]} sections"
         return Choice("experiment.profile", "tiny-anisotropic", why)
@@ -148,7 +155,8 @@ def held_out_choices(training: Sequence[Volume], profile: str) -> list[Choice]:
         return []
     sections = min(math.floor(v.shape_vox[0] * HELD_OUT) for v in training)
     left = sum(math.prod(v.shape_vox) * (v.labelled or 0.0) for v in training) * (1 - HELD_OUT)
-    if sections < HELD_OUT_SECTIONS[profile] or left < FEW_LABELLED_VOXELS:
+    thick = profile == "snemi3d" or profile.endswith("anisotropic")
+    if sections < HELD_OUT_SECTIONS["thick" if thick else "isotropic"] or left < FEW_LABELLED_VOXELS:
         return []
     depth = training[0].shape_vox[0]
     why = (

@@ -50,8 +50,10 @@ _DEFAULTS: dict[str, dict[str, tuple[int, str, str]]] = {
         "run": (4, "32G", "2-00:00:00"),
     },
 }
-_DEFAULTS |= {"snemi3d": _DEFAULTS["standard"], "tiny-anisotropic": _DEFAULTS["tiny"]}
-_WORKERS = {"tiny": 2, "tiny-anisotropic": 2, "standard": 8, "snemi3d": 8}
+# Of profiles without a row of their own.
+_LIKE = {"tiny-anisotropic": "tiny", "general": "standard", "general-anisotropic": "standard", "snemi3d": "standard"}
+_DEFAULTS |= {name: _DEFAULTS[like] for name, like in _LIKE.items()}
+_WORKERS = {name: 2 if name.startswith("tiny") else 8 for name in _DEFAULTS}
 
 
 class JobTable(StrictModel):
