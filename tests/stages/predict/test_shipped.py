@@ -103,7 +103,7 @@ def test_what_is_no_patch_is_refused(tmp_path: Path, wrong: np.ndarray | None) -
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the real volumes are not beside the checkout (../shared/data)")
 def test_the_fib_sem_network_segments_a_real_volume_as_its_card_says() -> None:
-    """VOI of gala's test volume at the calibrated threshold: .69 bits on the card, merges .15."""
+    """VOI of gala's test volume at the calibrated threshold: .43 bits, merges .16 (benchmarks/README.md)."""
     import zarr
 
     volume = zarr.open(DATA / "gala_mini" / "test.zarr", mode="r")
@@ -116,5 +116,5 @@ def test_the_fib_sem_network_segments_a_real_volume_as_its_card_says() -> None:
         fragments, lsdflow.score_edges(affinities, fragments), calibration.thresholds["hist_quant_75"]
     )
     scores = lsdflow.compare(segments, truth)
-    assert scores.voi_split + scores.voi_merge < 0.75
+    assert scores.voi_split + scores.voi_merge < 0.5
     assert scores.voi_merge < 0.2
