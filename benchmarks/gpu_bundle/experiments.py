@@ -1,4 +1,4 @@
-"""What the parts of the rehearsal work on: networks with random weights, a synthetic volume, and two trainings.
+"""What the parts of the rehearsal work on: networks with random weights, a synthetic volume, and trainings.
 
     experiments.py       makes all of it, beside the first part, so that no other part waits for it
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,65 +43,88 @@ NETWORKS: dict[Kind, tuple[int, dict[str, int]]] = {
 VOXEL_NM = (8.0, 8.0, 8.0)
 TARGET = "volumes/target.zarr"
 EDGE, TINY_EDGE = 768, 48
-# The wider network with augmentation and averaged weights, which was 0.4 bits better than profile tiny.
-GENERAL: dict[str, Any] = {
-    "num_fmaps": 16,
-    "fmap_inc_factor": 4,
-    "learning_rate": 0.0005,
-    "gamma": [0.8, 1.25],
-    "noise_probability": 0.2,
-    "noise_std": 0.03,
-    "blur_probability": 0.1,
-    "average_decay": 0.999,
-    "elastic_probability": 0.5,
-}
 # Minutes end the trainings, iterations do not.
-UNENDING = {"max_iteration": 1_000_000, "pipeline": "gpu"}
+UNENDING = {"max_iteration": 1_000_000, "pipeline": "gpu", "validation_fraction": 0.0}
 SECTIONS = """[experiment]
 name = "sections"
 mode = "mtlsd"
-profile = "tiny-anisotropic"
+profile = "general-anisotropic"
 [[prepare.training]]
 name = "sections"
 raw = "VOLUME"
+[prepare.training.roi]
+offset = "0, 0, 0 vox"
+shape = "SECTIONS, 512, 512 vox"
 [prepare.target]
 raw = "VOLUME"
 """
-TINY_SHAPES = {"150, 250, 250": "40, 40, 40", "160, 0, 0": "40, 0, 0", "90, 250, 250": "24, 40, 40"}
+TINY_SHAPES = {
+    **{"150, 250, 250": "40, 40, 40", "160, 0, 0": "40, 0, 0", "90, 250, 250": "24, 40, 40"},
+    **{"80, 512, 512": "40, 40, 40", "60, 512, 512": "40, 40, 40"},
+}
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment that trains, and what its wider network needs beside GENERAL."""
+    """An experiment that trains profile general: its volume, how many sections of it (AC4), and what else it sets."""
 
     name: str
+    volume: str
     options: dict[str, Any]
+    sections: int = 80
+    seed: int = 0
 
     def file(self, part: Part) -> Path:
         """Its experiment.toml."""
         return part.scratch / self.name / "experiment.toml"
 
-    def prepare(self, part: Part) -> None:
-        """Write it, and prepare its volume."""
-        text = SECTIONS if self.name == "serial-sections" else (BENCHMARKS / "fib25.toml").read_text()
-        volume = part.data / f"{self.name}.zarr"
+    def make(self, part: Part) -> None:
+        """A copy of the prepared experiment of this volume, so that trainings of one volume run beside each other."""
+        prepared = part.scratch / f"prepared-{self.volume}-{self.sections}"
+        once(part, prepared.name, lambda: self._prepare(prepared, part))
+        shutil.copytree(prepared, self.file(part).parent)
+
+    def _prepare(self, folder: Path, part: Part) -> None:
+        """Write the experiment, and prepare its volume."""
+        text = (BENCHMARKS / "fib25.toml").read_text().replace('"tiny"', '"general"')
+        if self.volume == "serial-sections":
+            text = SECTIONS.replace("SECTIONS", str(self.sections))
+        volume = part.data / f"{self.volume}.zarr"
         if part.tiny:
-            volume = part.scratch / f"{self.name}.zarr"
+            volume = part.scratch / f"{folder.name}.zarr"
             micro_volume(volume, (64, 40, 40))
-            text = text.replace('"tiny-anisotropic"', '"tiny"')
+            text = text.replace('"general-anisotropic"', '"tiny"').replace('"general"', '"tiny"')
             for shape, of_toy in TINY_SHAPES.items():
                 text = text.replace(shape, of_toy)
         elif not volume.is_dir():
             raise SystemExit(f"{volume} is not there: made --without-volumes, the bundle works with --tiny only")
-        self.file(part).parent.mkdir(exist_ok=True)
-        self.file(part).write_text(text.replace("VOLUME", str(volume)))
-        if part.finish([start("prepare", "run", "--experiment", self.file(part))]) != [0]:
-            raise SystemExit(f"{self.name}: prepare failed")
+        folder.mkdir(exist_ok=True)
+        (folder / "experiment.toml").write_text(text.replace("VOLUME", str(volume)))
+        if part.finish([start("prepare", "run", "--experiment", folder / "experiment.toml")]) != [0]:
+            raise SystemExit(f"{self.volume}: prepare failed")
 
 
-FIB_SEM = Experiment("fib-sem", {"input_shape_vox": [124, 124, 124]})
-SERIAL_SECTIONS = Experiment("serial-sections", {})
+FIB_SEM = Experiment("fib-sem", "fib-sem", {})
+SERIAL_SECTIONS = Experiment("serial-sections", "serial-sections", {})
 EXPERIMENTS = (FIB_SEM, SERIAL_SECTIONS)
+
+
+def _fib(name: str, seed: int = 0, **options: Any) -> Experiment:
+    return Experiment(f"fib-{name}", "fib-sem", {"average_decay": 0.999, **options}, seed=seed)
+
+
+# One ingredient changed at a time; AC4's last 20 sections are kept apart, as FIB-25's last 90 are.
+ABLATION = (
+    _fib("average"),
+    _fib("average-seed-1", seed=1),
+    _fib("boundary-0", grow_boundary_vox=0),
+    _fib("boundary-2", grow_boundary_vox=2),
+    _fib("more-augmentation", elastic_probability=1.0, gamma=[0.6, 1.6], noise_probability=0.5, blur_probability=0.3),
+    _fib("less-augmentation", elastic_probability=0.2, gamma=[1, 1], noise_probability=0, blur_probability=0),
+    Experiment("fib-last-weights", "fib-sem", {}),
+    Experiment("sections-average", "serial-sections", {"average_decay": 0.999}, sections=60),
+    Experiment("sections-last-weights", "serial-sections", {}, sections=60),
+)
 
 
 def once(part: Part, name: str, make: Callable[[], None]) -> None:
@@ -158,7 +182,7 @@ def prediction(part: Part) -> Path:
 
 def training(part: Part, experiment: Experiment) -> Path:
     """The experiment.toml of a prepared experiment."""
-    once(part, experiment.name, lambda: experiment.prepare(part))
+    once(part, experiment.name, lambda: experiment.make(part))
     return experiment.file(part)
 
 

@@ -26,6 +26,7 @@ class Part:
         parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
         parser.add_argument("--device", default="cuda")
         parser.add_argument("--tiny", action="store_true", help="a toy")
+        parser.add_argument("--ablation", action="store_true", help="train the networks of the ablation")
         parser.add_argument("--data", type=Path, required=True, help="folder of the real volumes")
         parser.add_argument("--results", type=Path, required=True, help="folder of the results")
         parser.add_argument("--scratch", type=Path, required=True, help="folder that all parts share")
@@ -35,6 +36,7 @@ class Part:
         options = parser.parse_args()
         self.device: str = options.device
         self.tiny: bool = options.tiny
+        self.ablation: bool = options.ablation
         self.data: Path = options.data
         self.results: Path = options.results
         self.scratch: Path = options.scratch

@@ -1,6 +1,7 @@
-"""Train two networks side by side for the time that is left, as a user would, and keep their bundles.
+"""Train networks side by side for the time that is left, as a user would, and keep their bundles.
 
-One of FIB-SEM with isotropic voxels (z < 150 of FIB-25), one of serial sections (AC4). Each is returned as one file:
+One of FIB-SEM with isotropic voxels (z < 150 of FIB-25), one of serial sections (AC4); or those of an ablation. Each is
+returned as one file:
 RESULTS/NAME.tar with weights.safetensors, bundle.json, bundle.sha256, loss.csv and the settings of its training.
 A training that did not end in time leaves its newest checkpoint.
 """
@@ -12,7 +13,7 @@ import tarfile
 from functools import partial
 from pathlib import Path
 
-from experiments import EXPERIMENTS, GENERAL, UNENDING, Experiment, given, training
+from experiments import ABLATION, EXPERIMENTS, UNENDING, Experiment, given, training
 from gpu_machine import Busy, formatted, print_head
 from part import Part, settings, start
 
@@ -22,20 +23,22 @@ STAGE = "train-acrlsd"
 LARGEST_MIB = 15
 FILES = ("weights.safetensors", "bundle.json", "bundle.sha256")
 PACKING_S = 4.0
+STARTING_S = 1.5  # of each training, by which they all begin later
 
 
 def main() -> int:
     """Train, pack, print the table; 1 if something failed."""
     part = Part(__doc__)
-    part.plan(*(experiment.name for experiment in EXPERIMENTS))
-    for experiment in EXPERIMENTS:
+    experiments = ABLATION if part.ablation else EXPERIMENTS
+    part.plan(*(experiment.name for experiment in experiments))
+    for experiment in experiments:
         training(part, experiment)
     part.until -= PACKING_S
-    minutes = max(0.01, (part.left_s - part.reserve) / 60)
+    minutes = max(0.01, (part.left_s - part.reserve - STARTING_S * len(experiments)) / 60)
     commands = []
-    for experiment in EXPERIMENTS:
-        options = {**UNENDING, **GENERAL, **experiment.options, "max_minutes": round(minutes, 4)}
-        words = settings(given(part, STAGE, options))
+    for experiment in experiments:
+        options = {**UNENDING, **experiment.options, "max_minutes": round(minutes, 4)}
+        words = settings({"experiment.seed": experiment.seed, **given(part, STAGE, options)})
         (experiment.file(part).parent / "settings.txt").write_text("\n".join([STAGE, *words]) + "\n")
         commands.append(start(STAGE, "run", "--experiment", experiment.file(part), *words))
     with Busy(part.device) as busy:
@@ -44,7 +47,7 @@ def main() -> int:
         f"quality: {minutes:.2f} minutes of training, side by side",
         ("network", "iteration", "loss, last 10 rows", "file", "MiB", ""),
     )
-    for experiment, code in zip(EXPERIMENTS, codes, strict=True):
+    for experiment, code in zip(experiments, codes, strict=True):
         part.attempt(experiment.name, partial(keep, experiment, code, part))
     print(f"\nGPU busy {formatted(busy.percent, '.0f')} %, {formatted(busy.gib, '.1f')} GiB at most", flush=True)
     return int(any(codes) or None in codes)

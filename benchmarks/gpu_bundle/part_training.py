@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments import FIB_SEM, GENERAL, UNENDING, given, training
+from experiments import FIB_SEM, UNENDING, given, training
 from gpu_machine import Busy, formatted, print_head
 from part import STOPPING_S, Part, settings
 
@@ -27,7 +27,7 @@ START_S = 6.0  # of a training, until its first iteration
 # Name, profile, options.
 TRAININGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("tiny", "tiny", {}),
-    ("general: 16 maps, x4", "tiny", {**GENERAL, **FIB_SEM.options}),
+    ("general: 16 maps, x4", "general", {}),
     ("published: 12 maps, x6", "standard", {}),
 )
 COLUMNS = (

@@ -1,6 +1,8 @@
 """The rehearsal: its parts one after another, each in a process of its own that ends with its share of the time.
 
-    rehearse.py [--seconds 780] [--results FOLDER] [--device cpu] [--tiny]      `./run.sh rehearse` calls it
+    rehearse.py [--seconds 780] [--results FOLDER] [--parts tests,stage] [--ablation] [--device cpu] [--tiny]
+
+`./run.sh rehearse` calls it.
 
 FOLDER/results.md    tables; a row is there as soon as it is known; at the end: what took how long, what was not done
 FOLDER/rehearse.log  what the parts and their commands said
@@ -60,10 +62,13 @@ def parts(options: argparse.Namespace) -> list[Part]:
     """What makes all that the others need, then the five, the most valuable first."""
     shares = {"tests": 90.0, "network": 60.0, "stage": 120.0, "training": 60.0, "quality": None}
     more = ["--device", options.device, "--data", str(options.data), "--results", str(options.results)]
-    more += ["--tiny"] if options.tiny else []
+    more += [*(["--tiny"] if options.tiny else []), *(["--ablation"] if options.ablation else [])]
     programs = {name: (sys.executable, str(HERE / f"part_{name}.py"), *more) for name in shares}
     made = Part("experiments", (sys.executable, str(HERE / "experiments.py"), *more))
-    return [made, *(Part(name, programs[name], seconds) for name, seconds in shares.items())]
+    chosen = options.parts.split(",") if options.parts else shares
+    if unknown := [name for name in chosen if name not in shares]:
+        raise SystemExit(f"--parts: {', '.join(unknown)} is none of {', '.join(shares)}")
+    return [made, *(Part(name, programs[name], shares[name]) for name in chosen)]
 
 
 def main() -> int:
@@ -71,6 +76,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="run.sh rehearse")
     parser.add_argument("--seconds", type=float, default=WHOLE_S, help="in all (default 780)")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results (default results)")
+    parser.add_argument("--parts", default="", help="some of the parts, separated by commas (default all)")
+    parser.add_argument("--ablation", action="store_true", help="quality: train the networks of the ablation")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a toy, to try it on any machine")
     parser.add_argument("--data", type=Path, default=HERE.parents[1] / "data", help=argparse.SUPPRESS)
@@ -97,10 +104,12 @@ def rehearse(
 ) -> list[Outcome]:
     """Run the parts until a time; their tables and a summary go to `results`.
 
-    seconds: of the whole, of which the parts have shares. beside: a program that runs beside the first parts.
+    seconds: of the whole. Each part has a share of WHOLE_S; if all are limited, they share what there is.
+    beside: a program that runs beside the first parts.
     """
     until -= AT_THE_END_S
-    scale = seconds / WHOLE_S
+    shares = [part.seconds for part in parts if part.seconds is not None]
+    scale = seconds / (sum(shares) if len(shares) == len(parts) else WHOLE_S)
     results.mkdir(parents=True, exist_ok=True)
     for name in ("results.md", "rehearse.log"):
         (results / name).write_text("")

@@ -551,8 +551,8 @@ def test_the_table_says_what_an_h100_does_unless_the_jobs_ask_for_another_gpu(
     if not known:
         assert (predict.value, trained.value, "has no a100" in predict.source) == (None, None, True)
         return
-    # machines.toml: 65 Mvoxel/s, between the two modes; 16.5 iterations a second
-    assert predict.value == pytest.approx(voxels / 65e6, rel=0.02)
+    # machines.toml: 50 Mvoxel/s, between the two modes; 16.5 iterations a second
+    assert predict.value == pytest.approx(voxels / 50e6, rel=0.02)
     assert (trained.value, trained.at_least) == (pytest.approx(1000 / 16.5, rel=0.02), True)
     assert "H100" in predict.source
 
