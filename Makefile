@@ -43,7 +43,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 # Python must store its bytecode, even if the shell forbids it; without it, every command starts seconds later.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo demo-network test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks gpu-bundle
+.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo demo-network test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks bench-quality gpu-bundle
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -258,6 +258,9 @@ bench-gpu: setup  ## measure prediction, training and LSD targets on one GPU, as
 
 bench-networks: setup  ## train affinities, mtlsd and acrlsd on real EM and compare them with FFN, as a table; MINUTES=10 for each
 	.venv/blocks/bin/python benchmarks/networks.py .cache/bench_networks --minutes $(or $(MINUTES),10)
+
+bench-quality: setup  ## score the networks that come with lsdflow on real EM, with FFN, as tables; some 5 minutes
+	.venv/blocks/bin/python benchmarks/shipped_networks.py | tee .cache/bench_quality.md
 
 gpu-bundle: setup  ## make a folder for a GPU machine without network; copy it there and run ./run.sh rehearse (benchmarks/README.md)
 	.venv/blocks/bin/python benchmarks/gpu_bundle/make_bundle.py gpu-bundle --pip .venv/tools/bin/python $(BUNDLE)

@@ -115,11 +115,17 @@ def lsdflow_line(run: Path, name: str) -> Line:
 
 
 def ffn(volume: Path) -> Line:
-    """The released FFN segmentation of these sections."""
-    labels, truth = (_sections(volume, f"volumes/{name}") for name in ("baselines/ffn", "labels/neuron_ids"))
-    nearest = distance_transform_edt(labels == 0, return_distances=False, return_indices=True)
-    reached = lsdflow.compare(labels[tuple(nearest)], truth)
+    """The score of the released FFN segmentation of these sections."""
+    reached = lsdflow.compare(ffn_segments(volume), _sections(volume, "volumes/labels/neuron_ids"))
     return Line("FFN (released)", reached.voi_split, reached.voi_merge, reached.adapted_rand_error, "another program")
+
+
+def ffn_segments(volume: Path) -> np.ndarray:
+    """The released FFN segmentation of these sections, its nearest segment where it segmented nothing."""
+    labels = _sections(volume, "volumes/baselines/ffn")
+    nearest = distance_transform_edt(labels == 0, return_distances=False, return_indices=True)
+    found: np.ndarray = labels[tuple(nearest)]
+    return found
 
 
 def _sections(volume: Path, dataset: str) -> np.ndarray:

@@ -1,11 +1,13 @@
 """The networks that come with predict, on real volumes beside the checkout that they were not trained on.
 
-    .venv/blocks/bin/python benchmarks/shipped_networks.py [--data ../shared/data]         some five minutes
+    shipped_networks.py [--data ../shared/data]         `make bench-quality`; some five minutes
 
 1. VOI (split + merge, bits) of fib-sem on each volume: raw as it is and with the `raw_range` that `lsdflow init` sets;
    at the calibrated threshold, at the best one of this volume, and at the best one of all other volumes together.
-2. Bits of the cells in the middle of each volume, as it is and with black and white exchanged (`lsdflow init`).
-3. By how many levels affinities differ from those of the weights before they were rounded to half precision.
+2. Where the bits go at the calibrated threshold, with FFN in the same run: without borders of 1 to 3 voxels, and with
+   each segment, each fragment given its best neuron (the lines of `scores/error_budget.py`).
+3. Bits of the cells in the middle of each volume, as it is and with black and white exchanged (`lsdflow init`).
+4. By how many levels affinities differ from those of the weights before they were rounded to half precision.
 """
 
 from __future__ import annotations
@@ -18,13 +20,18 @@ from typing import Any
 import numpy as np
 import zarr
 from gpu_machine import print_head, print_row
+from networks import ffn_segments
 from numpy.typing import NDArray
 
 import lsdflow
 from lsdflow_contract.checkpoint import read_bundle
 from lsdflow_contract.geometry import Box
+from lsdflow_evaluate.scores.counting import without_border
+from lsdflow_evaluate.scores.error_budget import at_best
 from lsdflow_launch.init.middle import separate_cells
 from lsdflow_launch.init.networks import grey_choices
+from lsdflow_metrics.contingency import contingency
+from lsdflow_metrics.scores import score
 from lsdflow_predict.shipped import NETWORKS, shipped_networks
 from lsdflow_prepare.greyscale import to_u8
 
@@ -32,6 +39,10 @@ REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
 MERGE_FUNCTION = "hist_quant_75"
 THRESHOLDS = [round(0.3 + 0.02 * i, 2) for i in range(33)]
 CONTEXT_VOX = 20
+BUDGET = (
+    *("volume", "VOI", "adapted Rand error", "without a border of 1", "2", "3"),
+    *("segments at their best", "fragments at their best"),
+)
 
 Bytes = NDArray[np.uint8]
 
@@ -45,6 +56,14 @@ class Labelled:
     raw: Bytes
     truth: NDArray[Any] | None = None
     box: Box | None = None
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Fragments of a volume, and their edges."""
+
+    fragments: NDArray[np.uint64]
+    edges: Any
 
 
 def volumes(data: Path) -> list[Labelled]:
@@ -90,15 +109,19 @@ def affinities_of(raw: Bytes, network: Path) -> Bytes:
     return lsdflow.predict_affinities(raw, network, device="cpu")
 
 
-def curve(volume: Labelled, raw: Bytes) -> dict[float, tuple[float, float]]:
-    """VOI split and merge of each threshold."""
+def graph_of(volume: Labelled, raw: Bytes) -> Graph:
+    """What the stages make of raw, in the labelled box."""
     affinities = affinities_of(raw, NETWORKS / volume.network)
     inside = np.ascontiguousarray(affinities[(slice(None), *volume.box.slices())]) if volume.box else affinities
     fragments = lsdflow.extract_fragments(inside)
-    edges = lsdflow.score_edges(inside, fragments, MERGE_FUNCTION)
+    return Graph(fragments, lsdflow.score_edges(inside, fragments, MERGE_FUNCTION))
+
+
+def curve(volume: Labelled, graph: Graph) -> dict[float, tuple[float, float]]:
+    """VOI split and merge of each threshold."""
     found = {}
     for threshold in THRESHOLDS:
-        scores = lsdflow.compare(lsdflow.segment(fragments, edges, threshold), volume.truth)
+        scores = lsdflow.compare(lsdflow.segment(graph.fragments, graph.edges, threshold), volume.truth)
         found[threshold] = (scores.voi_split, scores.voi_merge)
     return found
 
@@ -113,11 +136,13 @@ def shown(found: dict[float, tuple[float, float]], threshold: float) -> str:
     return f"{split + merge:.3f} ({split:.3f} + {merge:.3f}) @ {threshold:.2f}"
 
 
-def print_scores(labelled: list[Labelled]) -> None:
-    """Table 1."""
+def print_scores(labelled: list[Labelled], data: Path) -> None:
+    """Tables 1 and 2."""
     read = {volume.name: as_init_reads(volume.raw, volume.network) for volume in labelled}
-    plain = {volume.name: curve(volume, volume.raw) for volume in labelled}
-    used = {v.name: plain[v.name] if read[v.name] is None else curve(v, read[v.name]) for v in labelled}
+    graphs = {volume.name: graph_of(volume, volume.raw) for volume in labelled}
+    plain = {volume.name: curve(volume, graphs[volume.name]) for volume in labelled}
+    graphs |= {v.name: graph_of(v, raw) for v in labelled if (raw := read[v.name]) is not None}
+    used = {v.name: plain[v.name] if read[v.name] is None else curve(v, graphs[v.name]) for v in labelled}
     calibration = read_bundle(NETWORKS / "fib-sem").calibration
     calibrated = calibration.thresholds[MERGE_FUNCTION] if calibration else 0.5
     head = ("volume", "raw as it is, calibrated", "as init reads it, calibrated", "best", "best of the others")
@@ -129,9 +154,25 @@ def print_scores(labelled: list[Labelled]) -> None:
         print_row((*row, shown(mine, best(others))))
     print(f"\nbest threshold of all volumes together: {best(list(used.values())):.2f}")
 
+    print_head("where the bits go, at the calibrated threshold", BUDGET)
+    print_row(("FFN", *budget(ffn_segments(data / "fib25" / "trvol-250-2.zarr"), labelled[0].truth), ""))
+    for volume in labelled:
+        graph = graphs[volume.name]
+        segments = lsdflow.segment(graph.fragments, graph.edges, calibrated)
+        oracle = score(at_best(contingency(graph.fragments, volume.truth)), "label").voi
+        print_row((volume.name, *budget(segments, volume.truth), f"{oracle:.3f}"))
+
+
+def budget(segments: NDArray[Any], truth: NDArray[Any]) -> list[str]:
+    """Cells: VOI, adapted Rand error, VOI without borders of 1, 2, 3 voxels, and with each segment at its best."""
+    whole = lsdflow.compare(segments, truth)
+    inner = [lsdflow.compare(segments, without_border(truth.astype(np.uint64), width)).voi for width in (1, 2, 3)]
+    oracle = score(at_best(contingency(segments, truth)), "label").voi
+    return [f"{value:.3f}" for value in (whole.voi, whole.adapted_rand_error, *inner, oracle)]
+
 
 def print_cells(found: list[Labelled]) -> None:
-    """Table 2."""
+    """Table 3."""
     print_head("bits of the cells in the middle", ("volume", "network", "as it is", "inverted"))
     for volume in found:
         shape = read_bundle(NETWORKS / volume.network).predict_input_shape_vox
@@ -142,7 +183,7 @@ def print_cells(found: list[Labelled]) -> None:
 
 
 def print_precision(raw: Bytes, whole: Path) -> None:
-    """Table 3, of the network whose weights before are beside the volumes."""
+    """Table 4, of the network whose weights before are beside the volumes."""
     patch = np.ascontiguousarray(raw[:, :200, :200])
     rounded, exact = (affinities_of(patch, folder).astype(int) for folder in (NETWORKS / "serial-sections", whole))
     levels = np.abs(rounded - exact)
@@ -157,7 +198,7 @@ def main() -> None:
     if not data.is_dir():
         raise SystemExit(f"{data}: not there. Give the folder of the real volumes with --data")
     found = volumes(data)
-    print_scores([volume for volume in found if volume.truth is not None])
+    print_scores([volume for volume in found if volume.truth is not None], data)
     print_cells(found)
     print_precision(found[-1].raw, data / "networks" / "serial-sections-30x6x6nm")
 
