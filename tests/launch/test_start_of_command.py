@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -33,3 +34,13 @@ def test_an_activated_environment_of_the_clone_has_the_commands_of_all_stages(en
     assert [stage for stage, path in found.items() if path is None] == []
     output = subprocess.run([str(found["train-lsd"]), "--version"], capture_output=True, text=True, check=True).stdout
     assert output.startswith("train-lsd ")
+
+
+def test_a_reader_that_leaves_does_not_end_a_command() -> None:
+    """`lsdflow init DIR | head` ended with an internal error (70), and removed the folder."""
+    code = "from lsdflow_predict.cli import app; app(['networks'])"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from lsdflow_command.console import error_text, set_loudness
+from lsdflow_command.console import error_text, set_loudness, stdout_outlasts_its_reader
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import ConfigError, UsageError
 from lsdflow_contract.software import source_revision
@@ -105,7 +105,8 @@ def _with_verbosity(verb: Callable[..., Any]) -> Callable[..., Any]:
             raise typer.Exit(error.exit_code)
         if quiet or verbose:
             set_loudness("quiet" if quiet else "verbose")
-        return verb(**values)
+        with stdout_outlasts_its_reader():
+            return verb(**values)
 
     signature = inspect.signature(verb, eval_str=True)
     more = [

@@ -15,9 +15,10 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from datetime import UTC, datetime
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 from lsdflow_contract.manifest import JOB_VARIABLE
 
@@ -30,6 +31,48 @@ _HANDLER = "lsdflow-stderr"
 Role = Literal["error", "warning", "good", "weak", "next"]
 _CODES: dict[Role, str] = {"error": "31;1", "warning": "33", "good": "32", "weak": "2", "next": "36"}
 _PARTS = re.compile(r"^( *fix:)", re.MULTILINE)
+
+
+class _Outlasting:
+    """A stream whose reader may leave; what is written after that is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """As in every stream."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        """As in every stream."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Write to nowhere from now on, also what the stream still holds."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+@contextmanager
+def stdout_outlasts_its_reader() -> Iterator[None]:
+    """Within the block, a reader of stdout that leaves (`| head`) does not end the command."""
+    lasting = _Outlasting(sys.stdout)
+    try:
+        with redirect_stdout(cast("TextIO", lasting)):
+            yield
+    finally:
+        lasting.flush()
 
 
 class JsonLines(logging.Formatter):
