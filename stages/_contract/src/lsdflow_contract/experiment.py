@@ -49,7 +49,7 @@ class ExperimentTable(StrictModel):
     profile: Profile = Field(
         default="standard",
         description="size of the networks and of the training. tiny: minutes on two CPU cores; general: minutes on a "
-        "GPU, a night on a CPU; standard: as published; tiny-anisotropic, general-anisotropic, snemi3d: the same for "
+        "GPU, a day on a CPU; standard: as published; tiny-anisotropic, general-anisotropic, snemi3d: the same for "
         "thick sections",
     )
     seed: int = Field(default=0, ge=0, description="random seed of the initial weights and of the sampling")

@@ -1,7 +1,7 @@
 """The profiles: values for omitted options.
 
 "standard" is the published training for isotropic volumes. "tiny" learns in minutes on two CPU cores. "general" is the
-recipe of the networks that come with lsdflow: minutes on a GPU, a night on a CPU; benchmarks/README.md has the score of
+recipe of the networks that come with lsdflow: minutes on a GPU, a day on a CPU; benchmarks/README.md has the score of
 each ingredient. "general-anisotropic" is the same for thick sections. "snemi3d" is for
 thick sections such as SNEMI3D's 30 x 6 x 6 nm: the shapes and section-wise augmentation published for CREMI (40 x 4 x
 4 nm; Funke et al. 2018, Sheridan et al. 2022), with mild noise, gamma and blur. "tiny-anisotropic" is "tiny" for thick
