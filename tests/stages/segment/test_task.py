@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, SEGMENTATION
+from lsdflow_contract.checkpoint import BestCheckpoint, Calibration, write_best
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import RagEdges
@@ -74,7 +75,7 @@ def test_one_table_per_threshold_under_both_names(make_experiment: Make) -> None
 def calibrated(experiment: Experiment, **thresholds: float) -> Experiment:
     """The experiment with affinities of a network that came with these thresholds."""
     calibration = {"thresholds": thresholds, "voxels": 9, "on": "other volumes"}
-    facts = {"inputs": {}, "outputs": {}, "identity": "predict-identity"}
+    facts = {"inputs": {"network": "network"}, "outputs": {}, "identity": "predict-identity"}
     config = {"resolved": {"calibration": calibration}}
     Manifest(writer=Writer.of("predict"), key="predict-key", config=config, **facts).write(experiment.layout)
     return experiment
@@ -84,6 +85,17 @@ def chosen_by(experiment: Experiment) -> tuple[float, str]:
     Segment().run(experiment)
     facts = read_manifest(experiment.layout, "segment").facts
     return facts["threshold"], facts["advice"]["method"]
+
+
+def test_the_threshold_of_select_checkpoint_is_used_also_if_it_was_chosen_after_predict(make_experiment: Make) -> None:
+    experiment = calibrated(make_experiment(truth=False), hist_quant_75=0.3)
+    assert chosen_by(experiment) == (0.3, "network")
+    later = Calibration(thresholds={"hist_quant_75": 0.5}, voxels=9, on="held out: a")
+    best = BestCheckpoint(iteration=1, weights_sha256="of another network", chosen_by="voi", calibration=later)
+    write_best(experiment.layout.best_checkpoint("train-acrlsd"), best)
+    assert chosen_by(experiment) == (0.3, "network")
+    write_best(experiment.layout.best_checkpoint("train-acrlsd"), best.model_copy(update={"weights_sha256": "network"}))
+    assert chosen_by(experiment) == (0.5, "network")
 
 
 def test_without_truth_the_threshold_of_the_network_is_chosen(make_experiment: Make) -> None:

@@ -81,8 +81,6 @@ def choose_networks(
     """
     stage = _affinity_stage(layout, mode)
     affinities = _read_kind(_chosen_folder(layout, stage, config.checkpoint, resolve), mode)
-    if config.checkpoint == "best" and (calibration := read_best(layout.best_checkpoint(stage)).calibration):
-        affinities = replace(affinities, bundle=affinities.bundle.model_copy(update={"calibration": calibration}))
     lsds = None
     if mode == "acrlsd" and config.lsd_checkpoint == "trained_with":
         lsds = _lsds_trained_with(layout.checkpoints(LSD_STAGE), affinities.bundle.lsd_bundle_sha256)

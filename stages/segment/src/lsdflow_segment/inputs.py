@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lsdflow_contract.checkpoint import Calibration
+from lsdflow_contract.checkpoint import Calibration, read_best
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import failed_blocks_of_results
@@ -85,15 +85,19 @@ def open_inputs(experiment: Experiment) -> SegmentInputs:
 
 
 def _calibration_of(experiment: Experiment, config: SegmentConfig, merge_function: str) -> Calibration | None:
-    """The thresholds that the network of the affinities came with, from the manifest of predict.
+    """The thresholds that suit the network of the affinities: those of select-checkpoint, else those it came with.
 
     Raises MissingInput (66) if advice = "network" and there is none for this merge function.
     """
     found = None
     if experiment.layout.manifest("predict").exists():
-        resolved = read_manifest(experiment.layout, "predict").config.get("resolved", {})
+        predict, best = read_manifest(experiment.layout, "predict"), experiment.layout.best_checkpoint("train-acrlsd")
+        resolved = predict.config.get("resolved", {})
         kept = resolved.get("calibration") if isinstance(resolved, dict) else None
         found = None if kept is None else Calibration.model_validate(kept)
+        # It may have been chosen after predict had finished.
+        if best.exists() and (chosen := read_best(best)).weights_sha256 == predict.inputs.get("network"):
+            found = chosen.calibration or found
     if config.advice == "network" and (found is None or merge_function not in found.thresholds):
         raise MissingInput(
             "the network of the affinities came without a threshold",
