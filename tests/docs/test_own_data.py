@@ -75,7 +75,7 @@ def type_in(desk: Path) -> Type:
 
 def test_every_init_of_the_pages_is_typed_here() -> None:
     found = {c.line for c in commands() if c.program == "lsdflow" and c.words[1:2] == ("init",) and len(c.words) > 4}
-    known = {INIT, INIT_TRY, INIT_CLUSTER, INIT_OWN, INIT_NETWORK, INIT_CHECKPOINT, f"{INIT} --profile standard"}
+    known = {INIT, INIT_TRY, INIT_CLUSTER, INIT_OWN, INIT_NETWORK, INIT_CHECKPOINT, f"{INIT} --profile general"}
     assert {line for line in found if not line.startswith(SYNOPSIS)} == known
 
 
@@ -109,7 +109,7 @@ def test_your_own_data_from_init_to_prepare(desk: Path, type_in: Type) -> None:
 
 
 @pytest.mark.slow
-def test_a_small_trial_beside_it_and_the_standard_size(desk: Path, type_in: Type) -> None:
+def test_a_small_trial_beside_it_and_the_general_size(desk: Path, type_in: Type) -> None:
     assert f"`{INIT_TRY}`" in page(OWN_DATA)
     type_in(INIT_TRY)
     roi = {"offset": "0, 0, 0 vox", "shape": "100, 100, 100 vox"}
@@ -120,9 +120,9 @@ def test_a_small_trial_beside_it_and_the_standard_size(desk: Path, type_in: Type
     file.write_text(text.replace(target, target + "roi = " + json.dumps(roi).replace('":', '" =')), encoding="utf-8")
     assert "no problems found" in type_in("bin/lsdflow validate try")
     first, second, *_ = shell_lines(page(TRAIN))
-    assert (first, second) == (f"{INIT} --profile standard", "bin/lsdflow validate exp")
+    assert (first, second) == (f"{INIT} --profile general", "bin/lsdflow validate exp")
     assert "experiment.profile" not in type_in(first), "what was said is not proposed"
-    assert 'profile = "standard"\n' in (desk / "exp" / "experiment.toml").read_text(encoding="utf-8")
+    assert 'profile = "general"\n' in (desk / "exp" / "experiment.toml").read_text(encoding="utf-8")
     assert "no problems found" in type_in(second)
 
 
