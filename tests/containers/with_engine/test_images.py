@@ -272,7 +272,8 @@ def test_docker_stop_ends_a_run_as_interrupted_before_it_is_killed(
     container = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     try:
         log = _log_of_work(folder / "runs" / stage, before, "blocks already done" if stage == "predict" else "")
-        bench.call("docker", "stop", "-t", "60", container)
+        # Workers that load torch on half a core of a busy machine end when they have: a minute was not always enough.
+        bench.call("docker", "stop", "-t", "240", container)
         state = bench.call("docker", "inspect", "--format", "{{.State.ExitCode}}", container)
         assert state.stdout.strip() == "75", bench.call("docker", "logs", container).stderr[-2000:]
         assert not re.search(r"\b(\d+)/\1 blocks", log.read_text()), "it continued to the end"
