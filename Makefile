@@ -259,7 +259,7 @@ bench-gpu: setup  ## measure prediction, training and LSD targets on one GPU, as
 bench-networks: setup  ## train affinities, mtlsd and acrlsd on real EM and compare them with FFN, as a table; MINUTES=10 for each
 	.venv/blocks/bin/python benchmarks/networks.py .cache/bench_networks --minutes $(or $(MINUTES),10)
 
-bench-quality: setup  ## score the networks that come with lsdflow on real EM, with FFN, as tables; some 5 minutes
+bench-quality: setup  ## score the networks that come with lsdflow on real EM, with FFN, as tables; some 7 minutes
 	.venv/blocks/bin/python benchmarks/shipped_networks.py | tee .cache/bench_quality.md
 
 gpu-bundle: setup  ## make a folder for a GPU machine without network; copy it there and run ./run.sh rehearse (benchmarks/README.md)

@@ -1,9 +1,11 @@
 """The networks that come with predict, on real volumes beside the checkout that they were not trained on.
 
-    shipped_networks.py [--data ../shared/data]         `make bench-quality`; some five minutes
+    shipped_networks.py [--data ../shared/data]         `make bench-quality`; some seven minutes
+    shipped_networks.py --score FOLDER...               a line for each of these networks, for example of an ablation
 
 1. VOI (split + merge, bits) of fib-sem on each volume: raw as it is and with the `raw_range` that `lsdflow init` sets;
-   at the calibrated threshold, at the best one of this volume, and at the best one of all other volumes together.
+   at the calibrated threshold, at the best one of this volume, and at the best one of all other volumes together; the
+   best threshold of all volumes together for each merge function.
 2. Where the bits go at the calibrated threshold, with FFN in the same run: without borders of 1 to 3 voxels, and with
    each segment, each fragment given its best neuron (the lines of `scores/error_budget.py`).
 3. Bits of the cells in the middle of each volume, as it is and with black and white exchanged (`lsdflow init`).
@@ -38,9 +40,9 @@ from lsdflow_prepare.greyscale import to_u8
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
 MERGE_FUNCTION = "hist_quant_75"
 THRESHOLDS = [round(0.3 + 0.02 * i, 2) for i in range(33)]
-CONTEXT_VOX = 20
+CONTEXT_VOX, CONTEXT_SECTIONS = 20, 12
 BUDGET = (
-    *("volume", "VOI", "adapted Rand error", "without a border of 1", "2", "3"),
+    *("volume", "threshold", "VOI", "adapted Rand error", "without a border of 1", "2", "3"),
     *("segments at their best", "fragments at their best"),
 )
 
@@ -60,10 +62,14 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Graph:
-    """Fragments of a volume, and their edges."""
+    """Affinities u8 (3, z, y, x) and fragments of the labelled box of a volume."""
 
+    affinities: Bytes
     fragments: NDArray[np.uint64]
-    edges: Any
+
+    def edges(self, merge_function: str = MERGE_FUNCTION) -> Any:
+        """Its scored edges."""
+        return lsdflow.score_edges(self.affinities, self.fragments, merge_function)
 
 
 def volumes(data: Path) -> list[Labelled]:
@@ -97,6 +103,14 @@ def volumes(data: Path) -> list[Labelled]:
     return found
 
 
+def held_out_sections(data: Path) -> Labelled:
+    """AC4, z >= 60, for networks that were trained on z < 60."""
+    ac4, begin = zarr.open_group(data / "snemi3d" / "ac4-train.zarr", mode="r"), 60 - CONTEXT_SECTIONS
+    truth = np.asarray(ac4["volumes/labels/neuron_ids"][60:])
+    box = Box((CONTEXT_SECTIONS, 0, 0), (truth.shape[0], truth.shape[1], truth.shape[2]))
+    return Labelled("AC4, z >= 60", "serial-sections", np.asarray(ac4["volumes/raw"][begin:]), truth, box)
+
+
 def as_init_reads(raw: Bytes, network: str) -> Bytes | None:
     """Raw with the `raw_range` that init sets for this network; None if it sets none."""
     percentiles = {str(share): float(np.percentile(raw, share)) for share in (1, 50, 99)}
@@ -109,19 +123,18 @@ def affinities_of(raw: Bytes, network: Path) -> Bytes:
     return lsdflow.predict_affinities(raw, network, device="cpu")
 
 
-def graph_of(volume: Labelled, raw: Bytes) -> Graph:
+def graph_of(volume: Labelled, raw: Bytes, network: Path) -> Graph:
     """What the stages make of raw, in the labelled box."""
-    affinities = affinities_of(raw, NETWORKS / volume.network)
+    affinities = affinities_of(raw, network)
     inside = np.ascontiguousarray(affinities[(slice(None), *volume.box.slices())]) if volume.box else affinities
-    fragments = lsdflow.extract_fragments(inside)
-    return Graph(fragments, lsdflow.score_edges(inside, fragments, MERGE_FUNCTION))
+    return Graph(inside, lsdflow.extract_fragments(inside))
 
 
-def curve(volume: Labelled, graph: Graph) -> dict[float, tuple[float, float]]:
+def curve(volume: Labelled, graph: Graph, merge_function: str = MERGE_FUNCTION) -> dict[float, tuple[float, float]]:
     """VOI split and merge of each threshold."""
-    found = {}
+    found, edges = {}, graph.edges(merge_function)
     for threshold in THRESHOLDS:
-        scores = lsdflow.compare(lsdflow.segment(graph.fragments, graph.edges, threshold), volume.truth)
+        scores = lsdflow.compare(lsdflow.segment(graph.fragments, edges, threshold), volume.truth)
         found[threshold] = (scores.voi_split, scores.voi_merge)
     return found
 
@@ -139,12 +152,15 @@ def shown(found: dict[float, tuple[float, float]], threshold: float) -> str:
 def print_scores(labelled: list[Labelled], data: Path) -> None:
     """Tables 1 and 2."""
     read = {volume.name: as_init_reads(volume.raw, volume.network) for volume in labelled}
-    graphs = {volume.name: graph_of(volume, volume.raw) for volume in labelled}
+    network = NETWORKS / "fib-sem"
+    graphs = {volume.name: graph_of(volume, volume.raw, network) for volume in labelled}
     plain = {volume.name: curve(volume, graphs[volume.name]) for volume in labelled}
-    graphs |= {v.name: graph_of(v, raw) for v in labelled if (raw := read[v.name]) is not None}
+    graphs |= {v.name: graph_of(v, raw, network) for v in labelled if (raw := read[v.name]) is not None}
     used = {v.name: plain[v.name] if read[v.name] is None else curve(v, graphs[v.name]) for v in labelled}
-    calibration = read_bundle(NETWORKS / "fib-sem").calibration
-    calibrated = calibration.thresholds[MERGE_FUNCTION] if calibration else 0.5
+    calibration = read_bundle(network).calibration
+    if calibration is None:
+        raise SystemExit(f"{network}: no calibration")
+    calibrated = calibration.thresholds[MERGE_FUNCTION]
     head = ("volume", "raw as it is, calibrated", "as init reads it, calibrated", "best", "best of the others")
     print_head("fib-sem, VOI (split + merge) @ threshold", head)
     for volume in labelled:
@@ -152,15 +168,38 @@ def print_scores(labelled: list[Labelled], data: Path) -> None:
         changed = "the same" if read[volume.name] is None else shown(mine, calibrated)
         row = (volume.name, shown(plain[volume.name], calibrated), changed, shown(mine, best([mine])))
         print_row((*row, shown(mine, best(others))))
-    print(f"\nbest threshold of all volumes together: {best(list(used.values())):.2f}")
+    print_head("all volumes together", ("merge function", "calibrated", "best threshold", "mean VOI there"))
+    for merge_function, threshold in calibration.thresholds.items():
+        curves = [curve(volume, graphs[volume.name], merge_function) for volume in labelled]
+        print_row((merge_function, threshold, best(curves), f"{mean_voi(curves, best(curves)):.3f}"))
 
-    print_head("where the bits go, at the calibrated threshold", BUDGET)
-    print_row(("FFN", *budget(ffn_segments(data / "fib25" / "trvol-250-2.zarr"), labelled[0].truth), ""))
-    for volume in labelled:
+    print_head("where the bits go", BUDGET)
+    print_row(("FFN", "", *budget(ffn_segments(data / "fib25" / "trvol-250-2.zarr"), labelled[0].truth), ""))
+    others = best([used[volume.name] for volume in labelled[1:]])
+    for volume, threshold in ((labelled[0], others), *((volume, calibrated) for volume in labelled)):
         graph = graphs[volume.name]
-        segments = lsdflow.segment(graph.fragments, graph.edges, calibrated)
+        segments = lsdflow.segment(graph.fragments, graph.edges(), threshold)
         oracle = score(at_best(contingency(graph.fragments, volume.truth)), "label").voi
-        print_row((volume.name, *budget(segments, volume.truth), f"{oracle:.3f}"))
+        print_row((volume.name, f"{threshold:.2f}", *budget(segments, volume.truth), f"{oracle:.3f}"))
+
+
+def mean_voi(curves: list[dict[float, tuple[float, float]]], threshold: float) -> float:
+    """Of volumes, at one threshold."""
+    return sum(sum(curve[threshold]) for curve in curves) / len(curves)
+
+
+def print_line_of(network: Path, fib_sem: list[Labelled], sections: Labelled) -> None:
+    """The best VOI of each volume, the mean at the best common threshold, the first volume at that of the others."""
+    labelled = [sections] if read_bundle(network).unet.kernels_down else fib_sem
+    curves = []
+    for volume in labelled:
+        read = as_init_reads(volume.raw, volume.network)
+        curves.append(curve(volume, graph_of(volume, volume.raw if read is None else read, network)))
+    cells = [shown(found, best([found])) for found in curves]
+    if len(curves) > 1:
+        common = best(curves)
+        cells += [f"{mean_voi(curves, common):.3f} @ {common:.2f}", shown(curves[0], best(curves[1:]))]
+    print_row((network.name, *cells))
 
 
 def budget(segments: NDArray[Any], truth: NDArray[Any]) -> list[str]:
@@ -194,11 +233,20 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=REAL, help="folder of the real volumes")
-    data = parser.parse_args().data
+    parser.add_argument("--score", type=Path, nargs="+", default=[], help="folders of other networks: score them")
+    options = parser.parse_args()
+    data = options.data
     if not data.is_dir():
         raise SystemExit(f"{data}: not there. Give the folder of the real volumes with --data")
     found = volumes(data)
-    print_scores([volume for volume in found if volume.truth is not None], data)
+    labelled = [volume for volume in found if volume.truth is not None]
+    if options.score:
+        columns = (*(volume.name for volume in labelled), "mean, one threshold", "first, threshold of the others")
+        print_head("best VOI; for serial sections: of AC4, z >= 60", ("network", *columns))
+        for network in options.score:
+            print_line_of(network, labelled, held_out_sections(data))
+        return
+    print_scores(labelled, data)
     print_cells(found)
     print_precision(found[-1].raw, data / "networks" / "serial-sections-30x6x6nm")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What one GPU does with lsdflow, on a machine without network, the most valuable first:
-#   ./run.sh rehearse [--seconds 780] [--results results] [--device cpu] [--tiny]
+#   ./run.sh rehearse [--seconds 780] [--results results] [--parts tests,stage] [--ablation] [--device cpu] [--tiny]
 #   tests     all tests marked gpu, and whether anything beside the input changes the bits of a tile
 #   network   the networks alone, at three tiles; where their time goes, by operation and by kernel
 #   stage     predict from disk to disk, with its default settings

@@ -221,10 +221,9 @@ def _network_tables(start: Start, folder: str) -> dict[str, Any]:
     """The settings that use a trained network: to predict, or as the weights that a training begins with."""
     if start.network is None or not start.train:
         return {"predict": {"checkpoint": folder}}
-    # A profile has kernels of its own only with the factors of its own.
-    of_profile = {"downsample_factors"} if start.network.unet.get("kernels_down") else set()
-    names = {"num_fmaps", "fmap_inc_factor", "downsample_factors"} - of_profile
-    shape = {name: start.network.unet[name] for name in sorted(names)}
+    # Flat kernels come from the profile, which has them only with factors of its own.
+    factors = () if start.network.unet.get("kernels_down") else ("downsample_factors",)
+    shape = {name: start.network.unet[name] for name in ("num_fmaps", "fmap_inc_factor", *factors)}
     return {"train-acrlsd": {"initial_weights": folder, **shape}}
 
 
