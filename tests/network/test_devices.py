@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,18 @@ def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) 
     break_cuda(monkeypatch, "Found no NVIDIA driver on your system.")
     assert gpu_count() == 0
     assert torch_facts()["cuda_problem"] == "Found no NVIDIA driver on your system."
+
+
+@pytest.mark.parametrize(("given", "refused"), [("0", True), ("GPU-5c1", True), ("", False), ("NoDevFiles", False)])
+def test_a_job_with_gpus_does_not_silently_take_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, given: str, refused: bool
+) -> None:
+    """For example `singularity exec --nv` where the driver of the node is broken."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    with pytest.raises(ConfigError, match="was given GPUs") if refused else nullcontext():
+        require_gpu("auto", 0)
+    require_gpu("auto", 1)
+    require_gpu("cpu", 0)
 
 
 def test_a_gpu_that_is_named_must_be_there() -> None:

@@ -41,7 +41,8 @@ def tables(cluster: Cluster, name: str, more: Mapping[str, Mapping[str, Any]]) -
     found: dict[str, dict[str, Any]] = {
         "experiment": {"name": name, "mode": "acrlsd", "profile": "tiny"},
         "store": {"engine": "mongo", "uri_file": str(cluster.uri_file), "database": database_of(cluster, name)},
-        "compute": {"block_timeout_s": 20, "join_wait_s": 240},
+        # The GPUs of the test cluster are pretended: a job that was given some would be refused with "auto".
+        "compute": {"block_timeout_s": 20, "join_wait_s": 240, "device": "cpu"},
         "cluster": {"images": str(cluster.sif_folder)},
         "prepare": {
             "training": [{"name": "train", "raw": "input/train.hdf"}],

@@ -13,6 +13,7 @@ from lsdflow_contract.errors import ConfigError
 
 # Device files of the drivers of NVIDIA, of NVIDIA's small boards, of WSL, and of AMD.
 _DRIVER_FILES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
+_NAMES_OF_GPUS = (*"0123456789", "GPU-", "MIG-")
 # By CUDA's major version: later minor versions run with the driver of the first one.
 _OLDEST_DRIVERS = {"11": "450", "12": "525", "13": "580"}
 
@@ -88,7 +89,18 @@ def torch_facts() -> dict[str, Any]:
 
 
 def require_gpu(wanted: str, count: int) -> None:
-    """ConfigError unless the device `wanted` is one of `count` GPUs, or no GPU."""
+    """ConfigError unless the device `wanted` is one of `count` GPUs, or no GPU.
+
+    A job that was given GPUs and can use none is refused, too: it would take days on the CPU.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if wanted == "auto" and count == 0 and given.startswith(_NAMES_OF_GPUS):
+        raise ConfigError(
+            "this job was given GPUs, but none can be used",
+            where="compute.device",
+            found=f"CUDA_VISIBLE_DEVICES={given}, and no driver, or a torch for CPUs",
+            fix='in a container: was it started with --nv / --gpus? To compute without: compute.device = "cpu"',
+        )
     if wanted.startswith("cuda") and int(wanted.partition(":")[2] or 0) >= count:
         raise ConfigError(
             "there is no such GPU",
