@@ -22,7 +22,8 @@ TENSORFLOW_TESTS := tests/tensorflow
 BROWSER_TESTS := tests/browser
 VIEW_TESTS := tests/view
 
-# The variant of torch: cuda if a driver is present, else cpu. Override with TORCH=cpu or TORCH=cuda.
+# The variant of torch: cuda if a driver is present, else cpu. Override with TORCH=cpu, TORCH=cuda, or TORCH=cuda12 for
+# drivers older than 580.
 TORCH ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 WHEELS ?= $(PIP_FIND_LINKS)
 # A local CPU wheel is used if there is one; otherwise uv uses PyTorch's own CPU index.
@@ -289,7 +290,8 @@ lock: $(UV)  ## resolve the lock of every stage again from its pyproject.toml
 	for s in $(TORCH_STAGES); do \
 	  env=$$([[ $$s == train-* ]] && echo training || echo blocks); \
 	  $(COMPILE) -c .cache/$$env.constraints --find-links "$(WHEELS)" stages/$$s/pyproject.toml -o stages/$$s/cpu.lock; \
-	  $(COMPILE) -c .cache/$$env.constraints stages/$$s/pyproject.toml -o stages/$$s/cuda.lock; done
+	  $(COMPILE) -c .cache/$$env.constraints stages/$$s/pyproject.toml -o stages/$$s/cuda.lock; \
+	  $(COMPILE) -c <(grep -v '^torch==' .cache/$$env.constraints) --override stages/_network/cuda12.in stages/$$s/pyproject.toml -o stages/$$s/cuda12.lock; done
 
 clean:  ## remove the demo, caches and environments of this clone
 	rm -rf .venv bin .cache site gpu-bundle $(DEMO) .mypy_cache .ruff_cache .pytest_cache

@@ -1,6 +1,6 @@
 # The images of this checkout, several at a time: `docker buildx bake predict segment`, or all of them.
 # `make bake` adds what the file cannot know: versions, commit, base image. Without it the images have the tag `dev`.
-variable "TORCH" { default = "cuda" } # or cpu
+variable "TORCH" { default = "cuda" } # or cpu, or cuda12
 
 # JSON, the build arguments by stage, as `containers/images.py arguments` prints them.
 variable "IMAGE_ARGUMENTS" { default = "{}" }

@@ -3,30 +3,30 @@ CONTAINER_TOOL ?= docker
 SIF_DIR ?= .cache/sif
 
 .PHONY: image images bake sif sifs pins publish sbom audit lock-containers test-containers test-containers-tensorflow
-# Variables that the scripts read. TORCH (cpu or cuda; the default is set in the Makefile) is the variant of the stages
+# Variables that the scripts read. TORCH (cpu, cuda or cuda12; the default is set in the Makefile) is the variant of the stages
 # that use torch. BACKEND=tensorflow is a variant of the trainings.
 image images bake sif sifs pins publish: export CONTAINER_TOOL := $(CONTAINER_TOOL)
 image images bake sif sifs pins publish: export TORCH := $(TORCH)
 image sif pins publish: export BACKEND := $(BACKEND)
 sif sifs: export SIF_DIR := $(SIF_DIR)
 
-image:  ## build the image of one stage: STAGE=watershed [TORCH=cpu|cuda] [BACKEND=tensorflow] [BASE_DIGEST=sha256:...]
+image:  ## build the image of one stage: STAGE=watershed [TORCH=cpu|cuda|cuda12] [BACKEND=tensorflow] [BASE_DIGEST=sha256:...]
 	$(PYTHON) containers/images.py build $(or $(STAGE),'')
 
 images:  ## build the images of all stages
 	$(PYTHON) containers/images.py build
 
-bake:  ## build these images with `docker buildx bake`, several at a time: [STAGE="predict segment"] [TORCH=cpu|cuda]
+bake:  ## build these images with `docker buildx bake`, several at a time: [STAGE="predict segment"] [TORCH=cpu|cuda|cuda12]
 	IMAGE_ARGUMENTS="$$($(PYTHON) containers/images.py arguments)" docker buildx bake $(STAGE)
 
-sif:  ## convert the image of one stage to a SIF: STAGE=watershed [SIF_DIR=folder] [TORCH=cpu|cuda] [BACKEND=tensorflow] [IMAGE=name]
+sif:  ## convert the image of one stage to a SIF: STAGE=watershed [SIF_DIR=folder] [TORCH=cpu|cuda|cuda12] [BACKEND=tensorflow] [IMAGE=name]
 	$(PYTHON) containers/images.py convert $(or $(STAGE),'')
 
 sifs:  ## convert the images of all stages to SIFs
 	$(PYTHON) containers/images.py convert
 
 PINS ?= .cache/images.env
-pins:  ## write an images.env with the digests of the local images: [PINS=experiment/images.env] [STAGE=watershed] [TORCH=cpu|cuda] [BACKEND=tensorflow]
+pins:  ## write an images.env with the digests of the local images: [PINS=experiment/images.env] [STAGE=watershed] [TORCH=cpu|cuda|cuda12] [BACKEND=tensorflow]
 	@$(PYTHON) containers/images.py pins $(PINS) $(STAGE)
 
 publish:  ## push an image whose version is not published yet, and record it in published.tsv: STAGE=watershed REGISTRY=name

@@ -2,7 +2,7 @@
 
 facts.py STAGE FOLDER     copy the lock file and the packages of an image into FOLDER: a step of the Dockerfile
 
-TORCH=cpu or cuda (default): the variant <version>-cpu or <version>-cuda of a stage that uses torch.
+TORCH=cpu, cuda (default) or cuda12 (for drivers from 525 on): the variant <version>-$TORCH of a stage that uses torch.
 BACKEND=torch (default) or tensorflow: the variant <version>-tensorflow (CPU) or -cuda-tensorflow of a training.
 CONTAINER_TOOL=docker (default) or podman.
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
+VARIANTS = ("cpu", "cuda", "cuda12")
 TORCH = os.environ.get("TORCH") or "cuda"
 BACKEND = os.environ.get("BACKEND") or "torch"
 TOOL = os.environ.get("CONTAINER_TOOL") or "docker"
@@ -75,13 +76,15 @@ def has_backends(stage: str) -> bool:
 
 def image_version(stage: str, backend: str = BACKEND) -> str:
     """The version of a stage's image, such as 0.1.0 or 0.1.0-cpu. Refusal (2) if there is no such variant."""
-    if TORCH not in ("cpu", "cuda"):
-        raise Refusal(USAGE, f"no such variant of torch: {TORCH}\n   one of: cpu cuda")
+    if TORCH not in VARIANTS:
+        raise Refusal(USAGE, f"no such variant of torch: {TORCH}\n   one of: {' '.join(VARIANTS)}")
     if backend not in ("torch", "tensorflow"):
         raise Refusal(USAGE, f"no such backend: {backend}\n   one of: torch tensorflow")
     if backend == "tensorflow" and not has_backends(stage):
         trainings = " ".join(filter(has_backends, STAGES))
         raise Refusal(USAGE, f"the image of {stage} has no variant with tensorflow\n   those that have: {trainings}")
+    if backend == "tensorflow" and TORCH == "cuda12":
+        raise Refusal(USAGE, "with tensorflow, TORCH=cuda is for CUDA 12: there is no other variant for GPUs")
     if backend == "tensorflow":
         variant = "-tensorflow" if TORCH == "cpu" else "-cuda-tensorflow"
     else:

@@ -29,7 +29,7 @@ _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 
 
 def locks_of(stage: str) -> list[Path]:
-    """requirements.lock, or cpu.lock and cuda.lock, those of tensorflow, and lsds. Refusal (2): no such stage."""
+    """requirements.lock, or those for CPU and CUDA, those of tensorflow, and lsds. Refusal (2): no such stage."""
     stages = ROOT / "stages"
     found = sorted((stages / known(stage)).glob("*.lock"))
     if has_backends(stage):

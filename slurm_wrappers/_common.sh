@@ -161,7 +161,7 @@ sif_order() {
   case $PIN_VERSION in
     *-cuda-tensorflow) more=' BACKEND=tensorflow TORCH=cuda' ;;
     *-tensorflow) more=' BACKEND=tensorflow TORCH=cpu' ;;
-    *-cpu | *-cuda) more=" TORCH=${PIN_VERSION##*-}" ;;
+    *-cpu | *-cuda | *-cuda12) more=" TORCH=${PIN_VERSION##*-}" ;;
   esac
   printf 'make sif STAGE=%s%s' "$1" "$more"
 }

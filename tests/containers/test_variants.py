@@ -81,7 +81,7 @@ def test_the_variant_is_built_from_the_same_dockerfile_under_a_version_of_its_ow
     assert f"--build-arg STAGE={stage} --build-arg TORCH={torch} --build-arg BACKEND=tensorflow " in build
 
 
-@pytest.mark.parametrize("torch", ["cpu", "cuda"])
+@pytest.mark.parametrize("torch", ["cpu", "cuda", "cuda12"])
 def test_the_images_of_a_stage_for_cpu_and_for_cuda_do_not_replace_each_other(torch: str, bench: Bench) -> None:
     """Tag, label, pin and SIF name the variant; an image without torch has none."""
     version = f"{_version('predict')}-{torch}"
@@ -107,7 +107,18 @@ def test_a_variant_of_torch_that_there_is_not_is_a_usage_error(bench: Bench) -> 
         done = bench.call(program, *words, TORCH="rocm")
         assert done.returncode == 2, program
         assert "no such variant of torch: rocm" in done.stderr
+    done = bench.call("build", "train-lsd", BACKEND="tensorflow", TORCH="cuda12")
+    assert done.returncode == 2
+    assert "TORCH=cuda is for CUDA 12" in done.stderr
     assert bench.builds == []
+
+
+@pytest.mark.parametrize("stage", ["predict", "train-lsd", "train-acrlsd"])
+def test_the_locks_for_two_cudas_differ_in_torch_and_cuda_alone(stage: str) -> None:
+    newer, older = _pins(f"{stage}/cuda.lock"), _pins(f"{stage}/cuda12.lock")
+    of_torch = re.compile(r"(torch|triton|nvidia-[a-z-]+(12|13)?|cuda-[a-z]+|setuptools)==")
+    assert not [pin for pin in newer ^ older if not of_torch.match(pin)]
+    assert [pin for pin in older if re.match(r"nvidia-cuda-runtime-cu12==12[.]", pin)]
 
 
 def test_a_build_with_torch_alone_is_the_same_build_however_it_is_named(bench: Bench) -> None:
@@ -207,6 +218,7 @@ def test_the_sif_of_a_variant_is_named_by_its_version(bench: Bench) -> None:
         ("0.1.0-cuda-tensorflow", "eeeeeeeeeeee", " BACKEND=tensorflow TORCH=cuda"),
         ("0.1.0-cpu", "cccccccccccc", " TORCH=cpu"),
         ("0.1.0-cuda", "dddddddddddd", " TORCH=cuda"),
+        ("0.1.0-cuda12", "ffffffffffff", " TORCH=cuda12"),
     ],
 )
 def test_a_pin_without_digest_finds_its_own_variant_among_the_sifs(
@@ -218,6 +230,7 @@ def test_a_pin_without_digest_finds_its_own_variant_among_the_sifs(
         "0.1.0-cuda-tensorflow_eeeeeeeeeeee",
         "0.1.0-cpu_cccccccccccc",
         "0.1.0-cuda_dddddddddddd",
+        "0.1.0-cuda12_ffffffffffff",
     ):
         (tmp_path / f"train-lsd_{name}.sif").write_text("x")
     (tmp_path / "images.env").write_text(f"TRAIN_LSD_IMAGE=lsdflow/train-lsd:{version}\n")
@@ -257,6 +270,7 @@ def test_the_bills_of_materials_of_a_training_include_its_variant(tmp_path: Path
     assert found == {
         "train-lsd-cpu.cdx.json": str(REPOSITORY / "stages/train-lsd/cpu.lock"),
         "train-lsd-cuda.cdx.json": str(REPOSITORY / "stages/train-lsd/cuda.lock"),
+        "train-lsd-cuda12.cdx.json": str(REPOSITORY / "stages/train-lsd/cuda12.lock"),
         "train-lsd-tensorflow-cpu.cdx.json": str(REPOSITORY / "stages/_tensorflow/cpu.lock"),
         "train-lsd-tensorflow-cuda.cdx.json": str(REPOSITORY / "stages/_tensorflow/cuda.lock"),
         "train-lsd-lsds.cdx.json": str(REPOSITORY / "stages/_training/lsds.lock"),

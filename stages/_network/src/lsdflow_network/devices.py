@@ -36,7 +36,7 @@ def gpu_count(devices: Path = Path("/dev"), *, framework: str = "torch") -> int:
         if torch.cuda.is_available():
             return torch.cuda.device_count()
     if "too old" in (problem := cuda_problem()):
-        fix = 'update the driver, or compute without the GPU: compute.device = "cpu"'
+        fix = 'update the driver, install with TORCH=cuda12, or compute without the GPU: compute.device = "cpu"'
         raise ConfigError(problem, where="compute.device", fix=fix)
     return 0
 

@@ -23,6 +23,7 @@ _MAKE_OPTIONS = {
     "-tensorflow": " BACKEND=tensorflow TORCH=cpu",
     "-cpu": " TORCH=cpu",
     "-cuda": " TORCH=cuda",
+    "-cuda12": " TORCH=cuda12",
 }
 
 

@@ -117,7 +117,7 @@ def images_text(sifs: Path | None = None) -> str:
         "# Images of this experiment, read by compose and by the cluster wrappers. Add @sha256:... of published ones.",
         "# -cuda needs a GPU, -cpu does not; `make pins` pins the images that were built.",
     ]
-    found = [torch for torch in ("cuda", "cpu") if sifs and any(sifs.glob(f"*-{torch}_*.sif"))]
+    found = [torch for torch in ("cuda", "cuda12", "cpu") if sifs and any(sifs.glob(f"*-{torch}_*.sif"))]
     torch = found[0] if found else "cuda" if shutil.which("nvidia-smi") else "cpu"
     with ThreadPoolExecutor(available_cores()) as pool:
         versions = pool.map(_version, STAGES)
