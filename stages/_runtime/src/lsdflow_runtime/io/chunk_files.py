@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -66,47 +67,42 @@ class ChunkFiles:
             _put(path, pieces)
 
     def read(self, box: tuple[slice, ...]) -> npt.NDArray[Any]:
-        """The voxels of `box`. Raises OSError, ValueError, RuntimeError for a missing or damaged chunk."""
+        """The voxels of `box`. Raises OSError, ValueError, RuntimeError for a missing or damaged chunk.
+
+        Each file is opened once, unless there are fewer files than cores: then once for each row of its chunks.
+        """
         values = np.empty(tuple(s.stop - s.start for s in box), self.array.dtype)
-        edges = self.array.shards or self.array.chunks
-        stored = [chunk for part in _parts(box, edges) for chunk in self._stored(part, edges)]
+        files, chunks = self.array.shards or self.array.chunks, self.array.chunks
+        parts = list(_parts(box, files))
+        if len(parts) < available_cores():
+            parts = [row for part in parts for row in _parts(part, (*files[:-3], *chunks[-3:-1], files[-1]))]
 
-        def take(chunk: _Stored) -> None:
-            """Copy the part of a chunk that is in `box` to `values`."""
-            inner = (
-                slice(s.start % e, s.start % e + s.stop - s.start)
-                for s, e in zip(chunk.box, self.array.chunks, strict=True)
-            )
-            target = tuple(slice(s.start - b.start, s.stop - b.start) for s, b in zip(chunk.box, box, strict=True))
-            values[target] = self._decoded(chunk)[tuple(inner)]
+        def take(part: tuple[slice, ...]) -> None:
+            """Copy the chunks of one file that contain `part` to `values`."""
+            path = self.folder / self.array.metadata.encode_chunk_key(_index(part, files))
+            with path.open("rb", buffering=0) as file:
+                table = self._places(file)
+                for own in _parts(part, chunks):
+                    content = _content(file, table, _index(own, chunks))
+                    first = [s.start // e * e for s, e in zip(own, chunks, strict=True)]
+                    values[_from(own, [b.start for b in box])] = self._decoded(content, path)[_from(own, first)]
 
-        _on_all_cores(take, stored)
+        _on_all_cores(take, parts)
         return values
 
-    def _stored(self, part: tuple[slice, ...], edges: tuple[int, ...]) -> list[_Stored]:
-        """The chunks of one file that contain `part`."""
-        index = tuple(s.start // e for s, e in zip(part, edges, strict=True))
-        file = self.folder / self.array.metadata.encode_chunk_key(index)
-        if not self.array.shards:
-            return [_Stored(file, 0, file.stat().st_size, part)]
-        grid = tuple(e // c for e, c in zip(edges, self.array.chunks, strict=True))
-        table, chunks = _shard_index(file, grid), []
-        for box in _parts(part, self.array.chunks):
-            place = tuple(s.start // c % g for s, c, g in zip(box, self.array.chunks, grid, strict=True))
-            begin, size = (int(n) for n in table[place])
-            if begin == ABSENT:
-                msg = f"{file}: the shard has no chunk {place}"
-                raise ValueError(msg)
-            chunks.append(_Stored(file, begin, size, box))
-        return chunks
+    def _places(self, file: FileIO) -> npt.NDArray[np.uint64]:
+        """Offset and length of each chunk of a file, (*grid, 2)."""
+        size = os.fstat(file.fileno()).st_size
+        shards, chunks = self.array.shards, self.array.chunks
+        if not shards:
+            return np.array([0, size], np.uint64).reshape(*(1 for _ in chunks), 2)
+        return _shard_index(file, size, tuple(s // c for s, c in zip(shards, chunks, strict=True)))
 
-    def _decoded(self, chunk: _Stored) -> npt.NDArray[Any]:
-        with chunk.file.open("rb", buffering=0) as file:
-            content = os.pread(file.fileno(), chunk.size, chunk.begin)
+    def _decoded(self, content: bytes, path: Path) -> npt.NDArray[Any]:
         decoded = np.empty(self.array.chunks, self.array.dtype)
         claimed = content_size(content)
         if claimed != decoded.nbytes:
-            msg = f"{chunk.file}: a chunk of {decoded.nbytes} bytes claims to hold {claimed}"
+            msg = f"{path}: a chunk of {decoded.nbytes} bytes claims to hold {claimed}"
             raise ValueError(msg)
         Zstd().decode(content, out=decoded)
         return decoded
@@ -129,16 +125,6 @@ class ChunkFiles:
             padded[tuple(map(slice, values.shape))] = values
             values = padded
         return bytes(Zstd(self.level, checksum=True).encode(np.ascontiguousarray(values)))
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """The location of a chunk: its file, first byte, number of bytes, and the voxels of the array in it."""
-
-    file: Path
-    begin: int
-    size: int
-    box: tuple[slice, ...]
 
 
 def make_durable(root: Path, files: Iterable[Path]) -> None:
@@ -172,14 +158,33 @@ def _on_all_cores(function: Callable[[T], R], of: list[T]) -> list[R]:
         _CALLS.pop()
 
 
-def _shard_index(file: Path, grid: tuple[int, ...]) -> npt.NDArray[np.uint64]:
+def _index(part: tuple[slice, ...], edges: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the cell of a grid of `edges` that holds `part`."""
+    return tuple(s.start // e for s, e in zip(part, edges, strict=True))
+
+
+def _from(part: tuple[slice, ...], begin: Iterable[int]) -> tuple[slice, ...]:
+    """`part`, counted from `begin`."""
+    return tuple(slice(s.start - b, s.stop - b) for s, b in zip(part, begin, strict=True))
+
+
+def _content(file: FileIO, table: npt.NDArray[np.uint64], chunk: tuple[int, ...]) -> bytes:
+    """The bytes of a chunk (its index in the array) of a file with this table. Raises ValueError if it has none."""
+    place = tuple(c % g for c, g in zip(chunk, table.shape, strict=False))
+    begin, size = (int(n) for n in table[place])
+    if begin == ABSENT:
+        msg = f"{file.name}: the shard has no chunk {place}"
+        raise ValueError(msg)
+    return os.pread(file.fileno(), size, begin)
+
+
+def _shard_index(file: FileIO, file_size: int, grid: tuple[int, ...]) -> npt.NDArray[np.uint64]:
     """Offset and length of each chunk of a shard, (*grid, 2)."""
     size = 16 * math.prod(grid)
-    with file.open("rb", buffering=0) as shard:
-        content = os.pread(shard.fileno(), size + 4, max(0, file.stat().st_size - size - 4))
+    content = os.pread(file.fileno(), size + 4, max(0, file_size - size - 4))
     table, checksum = content[:size], content[size:]
     if google_crc32c.value(table).to_bytes(4, "little") != checksum:
-        msg = f"{file}: the index of the shard is damaged"
+        msg = f"{file.name}: the index of the shard is damaged"
         raise ValueError(msg)
     return np.frombuffer(table, "<u8").reshape(*grid, 2)
 

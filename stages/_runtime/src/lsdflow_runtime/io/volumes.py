@@ -150,13 +150,15 @@ class Volume:
         return values
 
     def _read_made(self, box: Box) -> npt.NDArray[Any]:
-        if self.provenance:
+        if self.provenance and self._files is None:
             self._require_chunks(box)
         try:
             if self._files is None:
                 return np.asarray(self.array[self._index(box)])
             return self._files.read(self._index(box))
         except (RuntimeError, ValueError, OSError) as error:
+            if isinstance(error, FileNotFoundError):
+                self._require_chunks(box)
             if is_of_storage(error):
                 raise StorageFailure("reading failed", where=f"{self.where} {box}", found=error) from error
             raise BadData(
