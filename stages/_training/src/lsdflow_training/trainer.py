@@ -37,7 +37,7 @@ from lsdflow_training.data.patch import Patch, to_patch
 from lsdflow_training.data.pipeline import Keys, Source, make_keys
 from lsdflow_training.data.streams import BatchNumbers, make_stream, next_batches
 from lsdflow_training.failures import TOO_LARGE, StopRequest, batches_of, memory_errors, not_finite, stop_on_signals
-from lsdflow_training.mlflow_log import open_mlflow
+from lsdflow_training.mlflow_log import MlflowLog
 from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.sharding import all_finite, require_same_weights, whole_optimizer, whole_weights
 from lsdflow_training.run import TrainingResult
@@ -297,7 +297,9 @@ class Trainer:
     def _curves(self) -> Curves | nullcontext[None]:
         if not self.group.writes:
             return nullcontext()
-        mlflow = open_mlflow(self.settings, self.folder, self.training_key, lambda: (self._ended_by(), self.iteration))
+        mlflow = None
+        if self.settings.records.mlflow is not None:
+            mlflow = MlflowLog(self.settings, self.folder, self.training_key, self._ended_by)
         return Curves(self.folder, self.iteration, mlflow)
 
     def _log_step_options(self) -> None:
