@@ -12,8 +12,7 @@ import pytest
 
 from lsdflow_contract.errors import MissingInput
 from lsdflow_launch import commands
-from lsdflow_launch.commands import answer_of, ask_stage, of_this_python, run_stage
-from lsdflow_launch.doctor.probe import ask_program
+from lsdflow_launch.commands import answer_of, ask_program, ask_stage, of_this_python, run_stage
 
 REPORT = """import os, sys
 print(sys.argv, os.getcwd(), os.environ.get("ASKED"), os.environ.get("LSDFLOW_BIN"), __name__)
@@ -80,7 +79,7 @@ def test_a_traceback_and_a_killed_command_are_no_success(tmp_path: Path) -> None
 
 def test_the_doctor_does_not_wait_for_a_command_that_hangs(tmp_path: Path) -> None:
     command = _command(tmp_path, "import time; print('begun', flush=True); time.sleep(600)")
-    assert ask_program([str(command)], 0.2).problem == "no answer within 0 s"
+    assert ask_program([str(command)], 0.2) == ("", "no answer within 0 s")
 
 
 def test_a_command_of_another_python_is_started_as_a_program(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def doctor(
     debug: Debug = False,
 ) -> None:
     """Check machine, GPU, containers, folder, store and scheduler; the exit code is 1 if one needs a fix."""
-    from lsdflow_launch.doctor.checks import findings
+    from lsdflow_launch.doctor import findings
 
     with exit_codes(debug, as_json):
         lines = findings(folder)

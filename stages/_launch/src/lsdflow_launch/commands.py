@@ -212,6 +212,21 @@ def answer_of(command: Sequence[str | Path], limit_s: float | None = None) -> su
     return _answer_of_program(words, limit_s)
 
 
+def ask_program(command: Sequence[str], limit_s: float = 15.0) -> tuple[str, str]:
+    """Run a program that may hang or not be installed; return its output, and why there is none, or ""."""
+    try:
+        done = answer_of(command, limit_s)
+    except FileNotFoundError:
+        return "", f"no {command[0]} here"
+    except OSError as error:
+        return "", f"cannot be started: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return "", f"no answer within {limit_s:.0f} s"
+    if done.returncode:
+        return done.stdout, (done.stderr.strip() or done.stdout.strip())[-300:] or f"exit code {done.returncode}"
+    return done.stdout, ""
+
+
 def of_this_python(command: Path) -> bool:
     """Return True for a script that this Python runs, without options: one that a package installs beside it."""
     try:

@@ -25,9 +25,8 @@ from lsdflow_contract.files import parse_toml, read_json, storage_errors
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.chain import stage_arguments
-from lsdflow_launch.commands import Ask
+from lsdflow_launch.commands import Ask, ask_program
 from lsdflow_launch.disk import DiskUse, disk_use, result_folders
-from lsdflow_launch.doctor.probe import ask_program
 from lsdflow_launch.planning.jobs import Job
 from lsdflow_launch.status import speed_so_far
 
@@ -226,8 +225,8 @@ def machines() -> Sequence[Facts]:
 
 def gpu_lines(experiment: Experiment) -> Iterator[str]:
     """Yield what the GPUs of this machine will do, and what a measured one did; nothing without one, or on the CPU."""
-    answer = ask_program(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
-    names = answer.out.split("\n")[:-1] if not answer.problem and experiment.compute.device != "cpu" else []
+    out, problem = ask_program(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
+    names = out.splitlines() if not problem and experiment.compute.device != "cpu" else []
     if names:
         precision = experiment.tables.get("predict", {}).get("precision", "auto")
         chosen = (

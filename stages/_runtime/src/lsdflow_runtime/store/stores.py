@@ -130,22 +130,17 @@ def store_facts(experiment: Experiment | None) -> dict[str, Any]:
 
 
 def _server_facts(connection: Any) -> dict[str, Any]:
-    from lsdflow_runtime.store.mongo_connection import DURABLE, warn_if_open
+    from lsdflow_runtime.store.mongo_connection import warn_if_open
 
     version = connection.call(lambda db: db.command("buildInfo"))["version"]
-    before = time.time()
+    started = time.monotonic()
     hello = connection.call(lambda db: db.command("hello"))
-    after = time.time()
-    # Dates of the driver have no time zone; they are UTC.
-    server_time = (hello["localTime"] - type(hello["localTime"])(1970, 1, 1)).total_seconds()
+    seconds = time.monotonic() - started
     return {
         "version": version,
-        "w": DURABLE.document["w"],
-        "journal": DURABLE.document["j"],
         "replica_set": hello.get("setName", ""),
         "lets_strangers_in": warn_if_open(connection.address),
-        "seconds_to_answer": after - before,
-        "clock_ahead_s": server_time - (before + after) / 2,
+        "seconds_to_answer": seconds,
     }
 
 
