@@ -4,8 +4,10 @@
 
 A tile takes the time that it takes on a device of so many Mvoxel/s, during which no core computes; all else is the
 stage as users run it: raw is read, and blocks are compressed, written, read back, compared and marked. No device can be
-faster than its own rate, nor than what all cores together can commit: the smaller of the two is the limit. "one at a
-time" is the worker without a pipeline: it reads, computes and commits one block after the other.
+faster than its own rate, nor than what all cores can read and commit: the smaller of the two is the limit. The latter
+is measured in the same run, by a process on each core with an experiment of its own, all at the same time (one core
+alone times their number is more, because cores share memory and caches). "one at a time" is the worker without a
+pipeline: it reads, computes and commits one block after the other.
 
 Rates are those between the first and the last block; the start of the worker process is left out.
 """
@@ -14,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -58,24 +62,44 @@ CHANNELS = {"affs": 3}
 def main() -> int:
     """Print the tables; 1 if the pipeline reaches less than 90 % of the limit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--edge", type=int, default=480, help="of the target, in voxels")
+    parser.add_argument("--edge", type=int, default=600, help="of the target, in voxels")
     parser.add_argument("--block", type=int, default=120, help="edge of a block and of its one tile, in voxels")
+    parser.add_argument("--core", type=int, help="only print what this core alone reads and commits")
     options = parser.parse_args()
     cores = available_cores()
+    if options.core is not None:
+        print(rate_of_core(options.core, options.edge, options.block))
+        return 0
+    a_core = rates_of_cores([min(os.sched_getaffinity(0))], options)
+    together = rates_of_cores(sorted(os.sched_getaffinity(0))[:cores], options)
+    print(f"a core alone reads and commits {a_core:.1f} Mvoxel/s of 3 channels, {cores} cores together {together:.1f}")
     with TemporaryDirectory(prefix="lsdflow-pipeline-") as scratch:
         made = make_experiment(Path(scratch), options.edge, options.block)
         share = share_on_a_gpu(made)
-        with one_core():
-            a_core = rate_of(made, options.block, FASTEST, share)
-        print(f"{cores} cores; a core alone reads and commits {a_core:.1f} Mvoxel/s of 3 channels")
         head = ("device", "limit", "one at a time", f"{share.blocks_at_once} at once", "of the limit")
         print_head("predict: the stage with a device that only waits, Mvoxel/s", head)
         devices = (a_core / 2, cores * a_core / 2, *CARDS)
-        reached = [row(made, options.block, device, cores * a_core, share) for device in devices]
+        reached = [row(made, options.block, device, together, share) for device in devices]
     print_head("cores that a card needs", ("Mvoxel/s of the card", *(f"{n} channels" for n in (3, 13))))
     for device in CARDS:
         print_row((device, *(f"{device * n / 3 / a_core:.0f}" for n in (3, 13))))
     return int(min(reached) < 0.9)
+
+
+def rates_of_cores(numbers: Sequence[int], options: argparse.Namespace) -> float:
+    """The sum of what these cores read and commit at the same time, a process on each, in Mvoxel/s."""
+    command = [sys.executable, __file__, "--edge", str(options.edge), "--block", str(options.block), "--core"]
+    running = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in numbers]
+    return sum(float(process.communicate()[0].split()[-1]) for process in running)
+
+
+def rate_of_core(number: int, edge: int, block: int) -> float:
+    """What one core reads and commits, in Mvoxel/s: the stage with a device that takes no time."""
+    with TemporaryDirectory(prefix="lsdflow-pipeline-") as scratch:
+        made = make_experiment(Path(scratch), edge, block)
+        share = share_on_a_gpu(made)
+        os.sched_setaffinity(0, {number})
+        return rate_of(made, block, FASTEST, share)
 
 
 def share_on_a_gpu(made: Path) -> Share:
@@ -147,17 +171,6 @@ def waiting(seconds: float, share: Share) -> Iterator[None]:
 
     with patch.object(blocks, "load_network", load_network), patch.object(stage, "share_of", lambda *_: share):
         yield
-
-
-@contextmanager
-def one_core() -> Iterator[None]:
-    """Within the block, this process and those that it starts have one core."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 SPEC = UNetSpec(in_channels=1, num_fmaps=2, fmap_inc_factor=2, downsample_factors=((2, 2, 2),))

@@ -259,7 +259,8 @@ def torch_finding(stage: str, facts: Mapping[str, Any], gpus: int) -> Finding:
         return fail(subject, f"{found}, there are {gpus}", "make setup TORCH=cuda, or the images of TORCH=cuda")
     if facts["devices"]:
         return warn(subject, f"{found}, there are {gpus}", "CUDA_VISIBLE_DEVICES hides the others?")
-    return fail(subject, f"{found}: {facts.get('cuda_problem') or 'CUDA cannot be used'}", f"a driver for {cuda}")
+    fix = f"a driver for {cuda}; for drivers from 525 on: make setup TORCH=cuda12"
+    return fail(subject, f"{found}: {facts.get('cuda_problem') or 'CUDA cannot be used'}", fix)
 
 
 def container_findings() -> Iterator[Finding]:
