@@ -17,9 +17,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from io import FileIO
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -55,14 +56,27 @@ class ChunkFiles:
         native = array.dtype.isnative and sys.byteorder == "little"
         return None if level is None or not native else cls(folder, array, level)
 
+    # Asked for at every chunk, and slow in zarr-python.
+    @cached_property
+    def _chunks(self) -> tuple[int, ...]:
+        return self.array.chunks
+
+    @cached_property
+    def _shards(self) -> tuple[int, ...]:
+        return self.array.shards or ()
+
+    @property
+    def _edges(self) -> tuple[int, ...]:
+        """Of what a file holds."""
+        return self._shards or self._chunks
+
     def write(self, box: tuple[slice, ...], values: npt.NDArray[Any]) -> None:
         """Write `box`, which covers whole chunks or shards. Raises OSError."""
         shape = tuple(s.stop - s.start for s in box)
         values = np.broadcast_to(np.asarray(values, self.array.dtype), shape)
-        edges = self.array.shards or self.array.chunks
-        for part in _parts((slice(0, n) for n in shape), edges):
-            index = tuple((b.start + p.start) // e for b, p, e in zip(box, part, edges, strict=True))
-            pieces = self._shard(values[part]) if self.array.shards else [self._chunk(values[part])]
+        for part in _parts((slice(0, n) for n in shape), self._edges):
+            index = tuple((b.start + p.start) // e for b, p, e in zip(box, part, self._edges, strict=True))
+            pieces = self._shard(values[part]) if self._shards else [self._chunk(values[part])]
             path = self.folder / self.array.metadata.encode_chunk_key(index)
             _put(path, pieces)
 
@@ -72,14 +86,14 @@ class ChunkFiles:
         Each file is opened once, unless there are fewer files than cores: then once for each row of its chunks.
         """
         values = np.empty(tuple(s.stop - s.start for s in box), self.array.dtype)
-        files, chunks = self.array.shards or self.array.chunks, self.array.chunks
-        parts = list(_parts(box, files))
-        if len(parts) < available_cores():
-            parts = [row for part in parts for row in _parts(part, (*files[:-3], *chunks[-3:-1], files[-1]))]
+        edges, chunks = self._edges, self._chunks
+        parts = list(_parts(box, edges))
+        if not _CALLS and len(parts) < available_cores():
+            parts = [row for part in parts for row in _parts(part, (*edges[:-3], *chunks[-3:-1], edges[-1]))]
 
         def take(part: tuple[slice, ...]) -> None:
             """Copy the chunks of one file that contain `part` to `values`."""
-            path = self.folder / self.array.metadata.encode_chunk_key(_index(part, files))
+            path = self.folder / self.array.metadata.encode_chunk_key(_index(part, edges))
             with path.open("rb", buffering=0) as file:
                 table = self._places(file)
                 for own in _parts(part, chunks):
@@ -93,13 +107,12 @@ class ChunkFiles:
     def _places(self, file: FileIO) -> npt.NDArray[np.uint64]:
         """Offset and length of each chunk of a file, (*grid, 2)."""
         size = os.fstat(file.fileno()).st_size
-        shards, chunks = self.array.shards, self.array.chunks
-        if not shards:
-            return np.array([0, size], np.uint64).reshape(*(1 for _ in chunks), 2)
-        return _shard_index(file, size, tuple(s // c for s, c in zip(shards, chunks, strict=True)))
+        if not self._shards:
+            return np.array([0, size], np.uint64).reshape(*(1 for _ in self._chunks), 2)
+        return _shard_index(file, size, tuple(s // c for s, c in zip(self._shards, self._chunks, strict=True)))
 
     def _decoded(self, content: bytes, path: Path) -> npt.NDArray[Any]:
-        decoded = np.empty(self.array.chunks, self.array.dtype)
+        decoded = np.empty(self._chunks, self.array.dtype)
         claimed = content_size(content)
         if claimed != decoded.nbytes:
             msg = f"{path}: a chunk of {decoded.nbytes} bytes claims to hold {claimed}"
@@ -109,8 +122,7 @@ class ChunkFiles:
 
     def _shard(self, values: npt.NDArray[Any]) -> list[bytes]:
         """The content of a shard: its chunks, and the index."""
-        shards, chunks = cast(tuple[int, ...], self.array.shards), self.array.chunks
-        parts = [values[part] for part in _parts((slice(0, n) for n in shards), chunks)]
+        parts = [values[part] for part in _parts((slice(0, n) for n in self._edges), self._chunks)]
         pieces = _on_all_cores(lambda part: self._chunk(part) if part.size else b"", parts)
         sizes = np.array([len(piece) for piece in pieces], np.uint64)
         index = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1).astype("<u8")
@@ -120,8 +132,8 @@ class ChunkFiles:
 
     def _chunk(self, values: npt.NDArray[Any]) -> bytes:
         """One compressed chunk; voxels beyond the end of the array have the fill value."""
-        if values.shape != self.array.chunks:
-            padded = np.full(self.array.chunks, self.array.fill_value or 0, self.array.dtype)
+        if values.shape != self._chunks:
+            padded = np.full(self._chunks, self.array.fill_value or 0, self.array.dtype)
             padded[tuple(map(slice, values.shape))] = values
             values = padded
         return bytes(Zstd(self.level, checksum=True).encode(np.ascontiguousarray(values)))
