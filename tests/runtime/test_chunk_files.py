@@ -25,6 +25,7 @@ from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.hashing import hash_of_array
 from lsdflow_runtime.blocks import block_plan
 from lsdflow_runtime.engine.block_task import _write_checked
+from lsdflow_runtime.io import chunk_files
 from lsdflow_runtime.io.chunk_files import ChunkFiles, _on_all_cores
 from lsdflow_runtime.io.volumes import OutputArray, Volume, open_volume
 
@@ -164,6 +165,30 @@ def test_blocks_of_lsdflow_are_one_file_each(tmp_path: Path) -> None:
     array = zarr.open_array(output.folder, mode="r")
     assert (array.shards, array.chunks) == ((128, 128, 128), (64, 64, 64))
     assert len(_chunk_files(output.folder)) == 2
+
+
+@pytest.mark.parametrize(("cores_here", "opened"), [(1, 2), (2, 2), (3, 4)])
+def test_a_file_is_opened_once_per_read_or_once_per_row_of_chunks_if_cores_would_be_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores_here: int, opened: int
+) -> None:
+    """Opening takes long on shared storage. Here: two files, with two rows of chunks each in the box."""
+    grid = Geometry((8.0, 8.0, 8.0), (0.0, 0.0, 0.0), (128, 128, 130))
+    output = OutputArray(tmp_path / "v.zarr", RAW, grid, grid.box, (128, 128, 128))
+    output.create({"key": "k"})
+    values = np.random.default_rng(0).integers(0, 256, grid.shape_vox).astype(np.uint8)
+    volume = output.open()
+    volume.write(grid.box, values)
+    monkeypatch.setattr(chunk_files, "available_cores", lambda: cores_here)
+    paths: list[Path] = []
+
+    def opening(path: Path, *words: Any, _open: Any = Path.open, **more: Any) -> Any:
+        paths.append(path)
+        return _open(path, *words, **more)
+
+    monkeypatch.setattr(Path, "open", opening)
+    box = Box((1, 2, 3), (120, 50, 127))
+    assert np.array_equal(volume.read(box), values[box.slices()])
+    assert len([path for path in paths if path.is_relative_to(output.folder)]) == opened
 
 
 @pytest.mark.parametrize(("given", "threads"), [("", 3), ("2", 2), ("64", 3), ("2(x2)", 3)])
