@@ -42,7 +42,7 @@ def tables(cluster: Cluster, name: str, more: Mapping[str, Mapping[str, Any]]) -
         "experiment": {"name": name, "mode": "acrlsd", "profile": "tiny"},
         "store": {"engine": "mongo", "uri_file": str(cluster.uri_file), "database": database_of(cluster, name)},
         # The GPUs of the test cluster are pretended: a job that was given some would be refused with "auto".
-        "compute": {"block_timeout_s": 20, "join_wait_s": 240, "device": "cpu"},
+        "compute": {"block_timeout_s": 40, "join_wait_s": 240, "device": "cpu"},
         "cluster": {"images": str(cluster.sif_folder)},
         "prepare": {
             "training": [{"name": "train", "raw": "input/train.hdf"}],
