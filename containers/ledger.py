@@ -50,7 +50,7 @@ class Published:
     def problems(self) -> list[str]:
         """What is wrong with the line."""
         forms = {
-            "version": r"\d+\.\d+\.\d+(-(cpu|cuda|cuda12|tensorflow))?",
+            "version": r"\d+\.\d+\.\d+(-(cpu|cuda|cuda12|tensorflow|cuda-tensorflow))?",
             "digest": r"sha256:[0-9a-f]{64}",
             "contract": r"\d+\.\d+\.\d+",
             "revision": r"[0-9a-f]{40}",

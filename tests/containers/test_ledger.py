@@ -91,6 +91,13 @@ def test_the_ledger_of_this_repository_is_well_formed_and_only_grew() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("variant", ["", "-cpu", "-cuda", "-cuda12", "-tensorflow", "-cuda-tensorflow"])
+def test_every_variant_may_be_listed(checkout: Path, variant: str) -> None:
+    _append(checkout, _line("d" * 40, version=f"0.1.0{variant}"))
+    done = _ledger(checkout, "check")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_version_that_is_not_published_may_be_built(checkout: Path) -> None:
     assert _ledger(checkout, "may-build", "watershed").returncode == 0
 

@@ -105,6 +105,26 @@ def test_a_run_that_was_deleted_is_followed_by_a_new_one(prepared, tmp_path) -> 
 
 
 @installed
+def test_a_server_that_fails_when_a_training_is_resumed_gets_no_second_run(
+    prepared, tmp_path, caplog, monkeypatch
+) -> None:
+    folder = tmp_path / "results" / "t" / "key"
+    mlflow = import_mlflow()
+
+    def failing(*_: object, **__: object) -> None:
+        msg = "the database is busy"
+        raise mlflow.MlflowException(msg)
+
+    for _ in range(2):
+        log = MlflowLog(prepared("affinities", mlflow="local").settings, folder, "key", lambda: "plateau")
+        log.add(7, {"loss": 0.5})
+        log.close(None)
+        the_run(folder)
+        monkeypatch.setattr(mlflow.MlflowClient, "update_run", failing)
+    assert "the database is busy" in caplog.text
+
+
+@installed
 def test_a_server_that_does_not_answer_is_one_warning_and_no_delay(prepared, tmp_path, caplog, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

@@ -30,6 +30,8 @@ LOCAL = "local"
 ADDRESS = re.compile(r"local|https?://(\[[\da-fA-F:.]+\]|[\w.-]+)(:\d+)?(/[^\s@?#]*)?|file://(localhost)?/[^@?#]*")
 # Points of this many seconds are sent in one request; the end of a training waits at most CLOSE_S for MLflow.
 COLLECT_S, CLOSE_S = 1.0, 10.0
+# What MLflow answers for a run that does not exist, or was deleted. After another error there is no new run.
+NO_SUCH_RUN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 # Variables that are already set stay.  No jitter: it would use the random numbers of the training.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -160,8 +162,12 @@ class MlflowLog:
                 return None
             client.update_run(kept["run_id"], status="RUNNING")
             return str(kept["run_id"])
-        except (MissingInput, BadData, LookupError, TypeError, self._mlflow.MlflowException):
+        except (MissingInput, BadData, LookupError, TypeError):
             return None
+        except self._mlflow.MlflowException as error:
+            if error.error_code in NO_SUCH_RUN:
+                return None
+            raise
 
     def _created(self, client: Any) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "lsdflow")

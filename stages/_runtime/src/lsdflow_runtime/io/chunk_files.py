@@ -67,7 +67,7 @@ class ChunkFiles:
 
     @property
     def _edges(self) -> tuple[int, ...]:
-        """Of what a file holds."""
+        """Shape of what one file holds: a shard or a chunk."""
         return self._shards or self._chunks
 
     def write(self, box: tuple[slice, ...], values: npt.NDArray[Any]) -> None:
@@ -171,12 +171,12 @@ def _on_all_cores(function: Callable[[T], R], of: list[T]) -> list[R]:
 
 
 def _index(part: tuple[slice, ...], edges: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the cell of a grid of `edges` that holds `part`."""
+    """Index of the cell that holds `part`, in a grid of cells of the shape `edges`."""
     return tuple(s.start // e for s, e in zip(part, edges, strict=True))
 
 
 def _from(part: tuple[slice, ...], begin: Iterable[int]) -> tuple[slice, ...]:
-    """`part`, counted from `begin`."""
+    """The slices of `part` in an array that begins at `begin`."""
     return tuple(slice(s.start - b, s.stop - b) for s, b in zip(part, begin, strict=True))
 
 

@@ -157,7 +157,7 @@ class Volume:
                 return np.asarray(self.array[self._index(box)])
             return self._files.read(self._index(box))
         except (RuntimeError, ValueError, OSError) as error:
-            if isinstance(error, FileNotFoundError):
+            if isinstance(error, FileNotFoundError) and self._files is not None:
                 self._require_chunks(box)
             if is_of_storage(error):
                 raise StorageFailure("reading failed", where=f"{self.where} {box}", found=error) from error
