@@ -99,7 +99,8 @@ def require_gpu(wanted: str, count: int) -> None:
             "this job was given GPUs, but none can be used",
             where="compute.device",
             found=f"CUDA_VISIBLE_DEVICES={given}, and no driver, or a torch for CPUs",
-            fix='in a container: was it started with --nv / --gpus? To compute without: compute.device = "cpu"',
+            fix="check nvidia-smi, that torch was installed with TORCH=cuda, and in a container --nv / --gpus; "
+            'to compute without: compute.device = "cpu"',
         )
     if wanted.startswith("cuda") and int(wanted.partition(":")[2] or 0) >= count:
         raise ConfigError(
