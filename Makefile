@@ -44,7 +44,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 # Python must store its bytecode, even if the shell forbids it; without it, every command starts seconds later.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo demo-network test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks bench-quality gpu-bundle
+.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo demo-network test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check check-types format lock clean bench bench-gpu bench-networks bench-quality gpu-bundle
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -234,6 +234,9 @@ faults-baselines: setup  ## run the same faults with daisy alone and with volara
 check: setup  ## check lint, format and types; CI runs this first
 	.venv/blocks/bin/ruff check .
 	.venv/blocks/bin/ruff format --check .
+	@$(MAKE) --no-print-directory check-types
+
+check-types: setup
 	.venv/blocks/bin/mypy -p lsdflow $(foreach p,_contract _command _runtime _network _metrics _descriptors _launch _view prepare predict watershed agglomerate segment evaluate,-p lsdflow_$(subst -,_,$(patsubst _%,%,$(p))))
 	.venv/training/bin/mypy -p lsdflow_training -p lsdflow_tensorflow -p lsdflow_train_lsd -p lsdflow_train_acrlsd
 	.venv/blocks/bin/mypy docs/generate

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import no_time
 import pytest
+import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUN = REPOSITORY / ".ci" / "run"
@@ -26,6 +27,35 @@ def test_ci_runs_every_part_of_make_test_all_once() -> None:
         r"\b(?:part \d+|step) (test(?:-[a-z0-9]+)?)(?= |;|$)(?! SHORT_FIRST)", "\n".join(lines), re.MULTILINE
     )
     assert [target for target in run if target != "test-real"] == parts.split()
+
+
+WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_calls_targets_that_exist_in_valid_bash_and_pins_what_it_uses(path: Path) -> None:
+    steps = [step for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]]
+    scripts = "\n".join(step["run"] for step in steps if "run" in step)
+    subprocess.run(["bash", "-n"], input=scripts, text=True, check=True)
+    assert "${{" not in scripts, "an expression in a script is bash that somebody else writes"
+    targets = {word for words in re.findall(r"\bmake ([a-z][a-z -]*)", scripts) for word in words.split()}
+    assert targets
+    assert targets <= set(re.findall(r"^([a-z-]+)(?= |:)[^=\n]*?:", _makefiles(), re.MULTILINE))
+    used = [step["uses"] for step in steps if "uses" in step]
+    assert used
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", name) for name in used)
+
+
+def test_the_hooks_of_pre_commit_are_the_commands_of_make_check() -> None:
+    (repository,) = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())["repos"]
+    checks = subprocess.run(["make", "-n", "check"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    for hook in repository["hooks"]:
+        assert hook["entry"].removesuffix(" --force-exclude") in checks
+
+
+def _makefiles() -> str:
+    paths = [REPOSITORY / "Makefile", REPOSITORY / "containers" / "containers.mk"]
+    return "\n".join(path.read_text() for path in paths)
 
 
 @pytest.mark.parametrize("target", ["test-core", "test-package", "test-blocks", "test-training", "test-avx2"])
