@@ -368,7 +368,7 @@ def test_a_storage_that_fails_while_a_chunk_is_read_is_no_damaged_chunk(
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_what_is_made_durable_is_the_files_of_the_box_and_all_folders_up_to_the_array(
+def test_what_is_made_durable_is_the_files_of_the_box_and_once_all_folders_up_to_the_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zarr_format: int
 ) -> None:
     output, _ = _written_array(tmp_path, zarr_format)
@@ -376,6 +376,10 @@ def test_what_is_made_durable_is_the_files_of_the_box_and_all_folders_up_to_the_
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
     output.open().make_durable(Box((16, 0, 0), (4, 16, 9)))
     names = ["1.0.0", "."] if zarr_format == 2 else ["c/1/0/0", "c/1/0", "c/1", "c", "."]
+    assert synced == [output.folder / name for name in names]
+    synced.clear()
+    output.open().make_durable(Box((16, 16, 0), (4, 1, 9)))
+    names = ["1.1.0", "."] if zarr_format == 2 else ["c/1/1/0", "c/1/1", "c/1"]
     assert synced == [output.folder / name for name in names]
 
 

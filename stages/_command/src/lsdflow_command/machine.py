@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -46,6 +47,7 @@ def slurm_cores(environment: Mapping[str, str]) -> int | None:
     return None if cores is None else max(1, cores // max(1, tasks or 1))
 
 
+@cache  # asked for at every block, and read from a dozen files
 def cgroup_quota(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> float | None:
     """Cores that the cgroups allow: the smallest quota; None without a limit.
 

@@ -37,6 +37,8 @@ ABSENT = 2**64 - 1
 INNER_CHUNK_VOX = 64
 # One for each call in progress. More threads than cores would mostly wait for Python's lock.
 _CALLS: list[int] = []
+# Folders whose entries in the folder above are on disk: they need no second fsync for each block.
+_DURABLE: set[Path] = set()
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -141,12 +143,11 @@ class ChunkFiles:
 
 def make_durable(root: Path, files: Iterable[Path]) -> None:
     """Flush files below `root`, and their folders, to disk (fsync). Raises OSError."""
-    folders: set[Path] = set()
-    for file in files:
-        fsync_folder(file)  # fsync is the same for a file
-        folders.update(folder for folder in file.parents if folder.is_relative_to(root))
-    for folder in sorted(folders, reverse=True):
-        fsync_folder(folder)
+    files = list(files)
+    added = {folder for file in files for folder in file.parents if root in folder.parents} - _DURABLE
+    for path in (*files, *sorted({file.parent for file in files} | {folder.parent for folder in added}, reverse=True)):
+        fsync_folder(path)  # fsync is the same for a file
+    _DURABLE.update(added)
 
 
 def _parts(box: Iterable[slice], edges: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
