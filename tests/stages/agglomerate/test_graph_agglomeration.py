@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lsdflow_agglomerate.face_graph import FaceGraph, add_faces, join_graphs
 from lsdflow_agglomerate.faces import count_faces
 from lsdflow_agglomerate.graph_agglomeration import MergeTree, agglomerate_super_block, merge_tree, score_graph
-from lsdflow_agglomerate.merge_functions import WATERZ_NAMES
+from lsdflow_agglomerate.merge_functions import MERGE_FUNCTIONS, WATERZ_NAMES
 from lsdflow_agglomerate.scoring import score_edges
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.graph import RagEdges, RagFaces
@@ -51,10 +51,8 @@ def by_pair(edges: RagEdges) -> dict[tuple[int, int], float]:
     return {(u, v): score for u, v, score in scores if score == score}
 
 
-@pytest.mark.parametrize(
-    "merge_function", ["mean", "hist_quant_75", "hist_quant_10", "hist_quant_50_initmax", "median"]
-)
-@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("merge_function", MERGE_FUNCTIONS)
+@settings(max_examples=60, deadline=None)
 @given(rows=ROWS)
 def test_merges_and_scores_are_those_of_the_slow_reference(
     merge_function: str, rows: list[tuple[int, int, int, int]]
@@ -64,6 +62,18 @@ def test_merges_and_scores_are_those_of_the_slow_reference(
     assert by_pair(score_graph(add_faces([faces]), merge_function)) == joined
     if not merge_function.endswith("initmax"):
         assert listed(merge_tree(add_faces([faces]), merge_function)) == merges
+
+
+@pytest.mark.parametrize("merge_function", MERGE_FUNCTIONS)
+@settings(max_examples=40, deadline=None)
+@given(faces=st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=9), min_size=2, max_size=2))
+def test_scores_are_from_0_to_1_and_that_of_a_union_is_never_below_those_of_both_parts(
+    merge_function: str, faces: list[list[int]]
+) -> None:
+    parts = [faces_of([(1, 2, affinity, 1) for affinity in part]) for part in faces]
+    scored = [score_graph(add_faces(part), merge_function).merge_score for part in ([parts[0]], [parts[1]], parts)]
+    one, other, union = (1 if np.isnan(score) else score for (score,) in scored)
+    assert 0 <= min(one, other) <= union <= 1
 
 
 @settings(max_examples=60, deadline=None)

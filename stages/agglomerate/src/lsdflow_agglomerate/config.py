@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from lsdflow_agglomerate.merge_functions import MERGE_FUNCTIONS
+from lsdflow_agglomerate.merge_functions import MERGE_FUNCTIONS, names_by_score
 from lsdflow_contract.geometry import LengthsField, PositiveLengths
 from lsdflow_contract.graph import DEFAULT_MERGE_FUNCTIONS
 from lsdflow_contract.model import StrictModel
@@ -20,8 +20,8 @@ class AgglomerateConfig(StrictModel):
     merge_functions: tuple[MergeFunction, ...] = Field(
         default=DEFAULT_MERGE_FUNCTIONS,
         min_length=1,
-        description="how edges are scored: mean, hist_quant_Q or hist_quant_Q_initmax with Q = 10, 25, 50, 75 or 90, "
-        "or median (seamless fragments only); each makes its own set of edges",
+        description="how the face between two regions is scored; each makes its own set of edges. "
+        + ". ".join(f"{', '.join(names)}: {score}" for score, names in names_by_score().items()),
     )
     scored_from: Literal["affinities", "lsds"] = Field(
         default="affinities",

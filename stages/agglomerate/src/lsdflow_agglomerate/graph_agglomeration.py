@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 
 from lsdflow_agglomerate.face_graph import FaceGraph, join_graphs
 from lsdflow_agglomerate.hierarchical_merging import merge_regions
+from lsdflow_agglomerate.merge_functions import MERGE_FUNCTIONS
 from lsdflow_agglomerate.region_arrays import (
-    MEAN,
-    MEDIAN,
     Edges,
     Nodes,
     chosen_by_member,
@@ -41,8 +40,6 @@ from lsdflow_contract.graph import RagEdges
 
 Int64s = NDArray[np.int64]
 UInt64s = NDArray[np.uint64]
-INITMAX = "_initmax"
-_OTHERS = {"mean": MEAN, "median": MEDIAN}
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +88,7 @@ def score_graph(graph: FaceGraph, merge_function: str) -> RagEdges:
 
 def graph_of_faces(graph: FaceGraph, merge_function: str) -> FaceGraph:
     """The part of complete faces that a merge function uses: with initmax only the highest affinity of each, once."""
-    return _highest_only(graph, np.ones(len(graph), bool)) if merge_function.endswith(INITMAX) else graph
+    return _highest_only(graph, np.ones(len(graph), bool)) if MERGE_FUNCTIONS[merge_function].initmax else graph
 
 
 def graph_of_parts(left: Sequence[FaceGraph], merge_function: str) -> FaceGraph:
@@ -101,7 +98,7 @@ def graph_of_parts(left: Sequence[FaceGraph], merge_function: str) -> FaceGraph:
     yet. With initmax it counts its highest affinity once, like any other face.
     """
     graph = join_graphs(left)
-    if not merge_function.endswith(INITMAX):
+    if not MERGE_FUNCTIONS[merge_function].initmax:
         return graph
     places = [_places(part.u, part.v, graph.u, graph.v) for part in left]
     return _highest_only(graph, np.bincount(np.concatenate(places), minlength=len(graph)) > 1)
@@ -166,13 +163,6 @@ def _highest_only(graph: FaceGraph, chosen: NDArray[np.bool_]) -> FaceGraph:
     return FaceGraph(graph.u, graph.v, graph.origin, first, graph.affinity[kept], count)
 
 
-def quantile_of(merge_function: str) -> int:
-    """The quantile that a merge function uses; MEAN or MEDIAN for these functions."""
-    if merge_function in _OTHERS:
-        return _OTHERS[merge_function]
-    return int(merge_function.removeprefix("hist_quant_").removesuffix(INITMAX))
-
-
 @dataclass(frozen=True)
 class _Run:
     """Arrays of one run of the loop; node n is fragment ids[n], origin o is the pair origins[o]."""
@@ -194,7 +184,8 @@ class _Run:
     def merge(self, merge_function: str) -> MergeTree:
         """Run the loop; returns the merges in their order, cheapest first."""
         merges = new_merges(len(self.ids))
-        merge_regions(self.edges, self.nodes, new_table(len(self.edges.alive)), merges, quantile_of(merge_function))
+        code = MERGE_FUNCTIONS[merge_function].code
+        merge_regions(self.edges, self.nodes, new_table(len(self.edges.alive)), merges, code)
         made = int(merges.made[0])
         a, b = self.ids[merges.a[:made]], self.ids[merges.b[:made]]
         return MergeTree(a, b, merges.score[:made], self.origins[merges.origin[:made]])

@@ -21,10 +21,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_agglomerate import merge_functions
 from lsdflow_agglomerate.region_arrays import (
-    BINS,
-    MEAN,
-    MEDIAN,
     NONE,
     Edges,
     Merges,
@@ -44,7 +42,7 @@ Int64s = NDArray[np.int64]
 
 
 @compiled
-def merge_regions(edges: Edges, nodes: Nodes, table: Table, merges: Merges, quantile: int) -> None:
+def merge_regions(edges: Edges, nodes: Nodes, table: Table, merges: Merges, code: int) -> None:
     """Merge while the cheapest score is below HIGHEST_SCORE; edges of waiting regions are not merged."""
     heap = np.empty(edges.alive.size, np.int64)
     size = 0
@@ -53,7 +51,7 @@ def merge_regions(edges: Edges, nodes: Nodes, table: Table, merges: Merges, quan
         put_edge(table, edges, nodes.degree.size, a, b, edge)
         if nodes.waits[a] and nodes.waits[b]:
             continue
-        edges.score[edge] = _score(edges, edge, quantile)
+        edges.score[edge] = _score(edges, edge, code)
         edges.queued[edge] = edges.origin[edge]
         heap[size] = edge
         _sift_up(heap, size, edges)
@@ -67,7 +65,7 @@ def merge_regions(edges: Edges, nodes: Nodes, table: Table, merges: Merges, quan
             break
         if edges.stale[edge]:
             edges.stale[edge] = False
-            edges.score[edge] = _score(edges, edge, quantile)
+            edges.score[edge] = _score(edges, edge, code)
             edges.queued[edge] = edges.origin[edge]
             _sift_down(heap, size, edges)
             continue
@@ -82,15 +80,15 @@ def merge_regions(edges: Edges, nodes: Nodes, table: Table, merges: Merges, quan
 
 
 @compiled
-def _score(edges: Edges, edge: int, quantile: int) -> np.float32:
-    """1 - mean, 1 - median, or 1 - middle of the bin of the quantile (as in waterz)."""
+def _score(edges: Edges, edge: int, code: int) -> np.float32:
+    """The score of a merge function, by its code; of a quantile: 1 - the middle of its bin, as in waterz."""
     faces = edges.faces[edge]
-    if quantile == MEAN:
+    if code == merge_functions.MEAN:
         return np.float32(1 - edges.total[edge] / (255 * faces))
-    if quantile == MEDIAN:
+    if code == merge_functions.MEDIAN:
         both = _affinity_at(edges, edge, (faces - 1) // 2) + _affinity_at(edges, edge, faces // 2)
         return np.float32(1 - both / (2 * 255))
-    return np.float32(1 - (_affinity_at(edges, edge, quantile * faces // 100) + 0.5) / BINS)
+    return np.float32(1 - (_affinity_at(edges, edge, code * faces // 100) + 0.5) / 256)
 
 
 @compiled

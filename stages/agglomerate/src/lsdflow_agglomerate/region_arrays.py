@@ -20,9 +20,6 @@ from numpy.typing import NDArray
 
 from lsdflow_runtime.compiled import compiled
 
-# Used instead of a quantile of the affinities of a face if the score is another function.
-MEAN, MEDIAN = -1, -2
-BINS = 256
 NONE = -1
 
 Int64s = NDArray[np.int64]

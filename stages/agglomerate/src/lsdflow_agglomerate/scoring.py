@@ -32,7 +32,7 @@ import waterz
 from numpy.typing import NDArray
 
 from lsdflow_agglomerate.faces import find_faces
-from lsdflow_agglomerate.merge_functions import QUEUE_BINS, WATERZ_NAMES
+from lsdflow_agglomerate.merge_functions import WATERZ_NAMES
 from lsdflow_contract.arrays import dequantise_u8
 from lsdflow_contract.graph import RagEdges
 from lsdflow_runtime.compiled import compiled, silent_stdout
@@ -40,8 +40,8 @@ from lsdflow_runtime.compiled import compiled, silent_stdout
 Int64s = NDArray[np.int64]
 UInt64s = NDArray[np.uint64]
 
-
 _HIGHEST_SCORE = 1.0
+_QUEUE_BINS = 256
 
 
 def distinct_ids(fragments: UInt64s) -> UInt64s:
@@ -133,7 +133,7 @@ def score_edges(
 
     :param affs: (3, z, y, x) u8 0-255, channels z, y, x: affinity of a voxel to its lower neighbour.
     :param fragments: (z, y, x) ids, 0 = none.
-    :param merge_functions: names of :data:`lsdflow_agglomerate.merge_functions.MERGE_FUNCTIONS`.
+    :param merge_functions: names of :data:`lsdflow_agglomerate.merge_functions.WATERZ_NAMES`.
     :returns: edges by merge function, u < v, ascending by (u, v), scores in [0, 1] or NaN (never merged).
     """
     dense, ids = dense_labels(fragments)
@@ -164,7 +164,7 @@ def merge_history(
             thresholds=[threshold],
             fragments=labels.copy(),
             scoring_function=WATERZ_NAMES[merge_function],
-            discretize_queue=QUEUE_BINS,
+            discretize_queue=_QUEUE_BINS,
             return_merge_history=True,
         )
         merges = [merge for _, history in steps for merge in history]
