@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lsdflow_agglomerate.face_graph import FaceGraph, add_faces, join_graphs
 from lsdflow_agglomerate.faces import count_faces
-from lsdflow_agglomerate.graph_agglomeration import MergeTree, agglomerate_super_block, merge_tree, score_graph
+from lsdflow_agglomerate.graph_agglomeration import MergeTree, agglomerate_super_block, score_graph
 from lsdflow_agglomerate.merge_functions import MERGE_FUNCTIONS, WATERZ_NAMES
 from lsdflow_agglomerate.scoring import score_edges
 from lsdflow_contract.geometry import Box
@@ -90,6 +90,18 @@ def test_neither_the_order_of_rows_nor_the_names_order_of_blocks_matters(
     assert listed(merge_tree(found, "hist_quant_75")) == listed(merge_tree(whole, "hist_quant_75"))
 
 
+def merge_tree(graph: FaceGraph, merge_function: str) -> MergeTree:
+    return agglomerate_super_block(graph, np.zeros(0, np.uint64), merge_function).merges
+
+
+def all_merges(parts: list[MergeTree]) -> MergeTree:
+    """The merges of all parts, cheapest first."""
+    a, b, score = (np.concatenate([getattr(part, name) for part in parts]) for name in ("a", "b", "score"))
+    origin = np.concatenate([part.origin for part in parts])
+    order = np.lexsort((origin[:, 1], origin[:, 0], score))
+    return MergeTree(a[order], b[order], score[order], origin[order])
+
+
 def in_parts(blocks: list[RagFaces], merge_function: str, seed: int) -> tuple[MergeTree, FaceGraph]:
     """Agglomerate parts, then joined parts, in a random tree of joins."""
     generator = np.random.default_rng(seed)
@@ -104,7 +116,7 @@ def in_parts(blocks: list[RagFaces], merge_function: str, seed: int) -> tuple[Me
             trees.append(part.merges)
             done.append((part.left, members))
         if len(done) == 1:
-            return MergeTree.of_parts(trees), done[0][0]
+            return all_merges(trees), done[0][0]
         order = generator.permutation(len(done))
         joined = [done[i] for i in order]
         count = int(generator.integers(2, len(joined) + 1))

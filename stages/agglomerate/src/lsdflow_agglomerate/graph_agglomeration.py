@@ -54,14 +54,6 @@ class MergeTree:
     score: NDArray[np.float32]
     origin: UInt64s
 
-    @classmethod
-    def of_parts(cls, parts: list[MergeTree]) -> MergeTree:
-        """The merges of all parts, cheapest first."""
-        a, b, score = (np.concatenate([getattr(part, name) for part in parts]) for name in ("a", "b", "score"))
-        origin = np.concatenate([part.origin for part in parts])
-        order = np.lexsort((origin[:, 1], origin[:, 0], score))
-        return cls(a[order], b[order], score[order], origin[order])
-
 
 @dataclass(frozen=True, eq=False)
 class SuperBlock:
@@ -102,11 +94,6 @@ def graph_of_parts(left: Sequence[FaceGraph], merge_function: str) -> FaceGraph:
         return graph
     places = [_places(part.u, part.v, graph.u, graph.v) for part in left]
     return _highest_only(graph, np.bincount(np.concatenate(places), minlength=len(graph)) > 1)
-
-
-def merge_tree(graph: FaceGraph, merge_function: str) -> MergeTree:
-    """The merges of the whole graph."""
-    return agglomerate_super_block(graph, np.zeros(0, np.uint64), merge_function).merges
 
 
 def agglomerate_super_block(graph: FaceGraph, waiting: UInt64s, merge_function: str) -> SuperBlock:
