@@ -33,20 +33,31 @@ def programs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(programs: Path, *arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+def start(programs: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", **variables}
     command = ["bash", str(SCRIPT), *arguments]
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def test_the_task_runs_its_part_in_images_and_returns_the_code_of_lsdflow(programs: Path) -> None:
+    array = {f"SLURM_ARRAY_TASK_{name}": number for name, number in (("ID", "3"), ("COUNT", "4"), ("MAX", "4"))}
     for code in (0, 79):
-        job = start(programs, str(programs / "lsdflow"), "quick", str(code))
+        job = start(programs, str(programs / "lsdflow"), "quick", str(code), **array, SLURM_ARRAY_TASK_MIN="1")
         job.communicate(timeout=600)
         assert job.returncode == code
-    words = "sweep run quick --array --backend container --engine singularity 79"
+    words = "sweep run quick --part 3/4 --backend container --engine singularity 79"
     assert (programs / "lsdflow.called").read_text() == words
     assert not (programs / "scontrol.called").exists()
+
+
+@pytest.mark.parametrize(("first", "last"), [("0", "3"), ("1", "7"), ("3", "3")])
+def test_an_array_with_gaps_or_another_first_task_is_refused(programs: Path, first: str, last: str) -> None:
+    array = {"ID": "3", "COUNT": "4" if first != last else "1", "MIN": first, "MAX": last}
+    variables = {f"SLURM_ARRAY_TASK_{name}": number for name, number in array.items()}
+    job = start(programs, str(programs / "lsdflow"), "quick", "0", **variables)
+    assert "--array=1-N" in job.communicate(timeout=600)[1]
+    assert job.returncode == 2
+    assert not (programs / "lsdflow.called").exists()
 
 
 @pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR2, True), (signal.SIGTERM, False)])
