@@ -29,7 +29,7 @@ from lsdflow_launch import results
 from lsdflow_launch.cli import app
 from lsdflow_launch.disk import disk_use
 from lsdflow_launch.results import drop, results_of, use
-from lsdflow_launch.sweep.experiments import link_stages
+from lsdflow_launch.sweep.folder import link_stages
 
 FIRST, SECOND = "watershed.min_seed_distance_vox=5", "watershed.min_seed_distance_vox=6"
 

@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from lsdflow_command.experiment_lock import experiment_lock
 from lsdflow_contract.checkpoint import BUNDLE_JSON, WEIGHTS, Bundle, Calibration, UNetSpec, bundle_folder, read_best
 from lsdflow_contract.errors import BadData, ConfigError, Interrupted, MissingInput, OutputConflict, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.geometry import Box
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.sealing import write_sealed
 from lsdflow_launch.checkpoint_selection import selection as selection_module
 from lsdflow_launch.checkpoint_selection.region import base_text, find_region, region_of
 from lsdflow_launch.checkpoint_selection.selection import Selection, run_folder
 from lsdflow_launch.cli import app
-from lsdflow_launch.sweep.result import claimed
 
 STAGE = "train-acrlsd"
 STAGES_OF_A_RUN = ("predict", "watershed", "agglomerate", "segment", "evaluate")
@@ -357,7 +358,7 @@ def test_a_stage_that_is_killed_or_never_begins_is_a_failure(experiment: Experim
 def test_a_run_that_another_process_computes_is_not_waited_for(experiment: Experiment) -> None:
     voi = {10: 2.0, 20: 1.0, 30: 1.5}
     selection = selection_of(experiment, StandIn(voi))
-    with claimed(run_folder(selection.folder, 10)):
+    with experiment_lock(ExperimentLayout(run_folder(selection.folder, 10))):
         assert selection.update() == 73
     assert selection_of(experiment, again := StandIn(voi)).update() == 0
     assert again.checked == [10]

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from lsdflow_contract.errors import MissingInput, OutputConflict
-from lsdflow_contract.experiment import STAGES, load_experiment
+from lsdflow_contract.experiment import STAGES, load_experiment, stages_of_mode
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_launch.sweep.check import require_fresh_base
-from lsdflow_launch.sweep.experiments import link_stages
 from lsdflow_launch.sweep.file import Sweep, load_sweep
-from lsdflow_launch.sweep.folder import SweepFolder, open_stages, open_sweep, write_folders
+from lsdflow_launch.sweep.folder import SweepFolder, link_stages, open_stages, open_sweep, write_folders
 from lsdflow_launch.sweep.run import SweepRunner, prepare_volumes
 
 from .conftest import VOLUME, FakeStages
@@ -30,13 +29,13 @@ def prepared(path: Path) -> tuple[Sweep, SweepFolder]:
 
 
 def test_every_run_is_an_experiment_of_its_own_with_its_values(sweep_file: Write) -> None:
-    sweep, made = prepared(sweep_file(TWO_LEVELS))
+    _, made = prepared(sweep_file(TWO_LEVELS))
     folders = [made.run_folder(run) for run in made.plan.runs]
     assert len(set(folders)) == 4
-    for run, folder in zip(sweep.runs, folders, strict=True):
+    for run, folder in zip(made.plan.runs, folders, strict=True):
         tables = load_experiment(folder).tables
-        assert tables["segment"] == {"thresholds_step": 0.1, "threshold": run.settings["segment.threshold"]}
-        distance = run.settings["watershed.min_seed_distance_vox"]
+        assert tables["segment"] == {"thresholds_step": 0.1, "threshold": float(run.at["segment.threshold"])}
+        distance = int(run.at["watershed.min_seed_distance_vox"])
         assert tables["watershed"] == {"block_shape": "16 vox", "context": "6 vox", "min_seed_distance_vox": distance}
         assert tables["experiment"]["name"] == folder.name
         assert load_experiment(folder).resolve(tables["prepare"]["target"]["raw"]).is_file()
@@ -45,7 +44,7 @@ def test_every_run_is_an_experiment_of_its_own_with_its_values(sweep_file: Write
 def test_each_stage_is_made_once_for_all_runs_that_agree_so_far(sweep_file: Write, base: Path) -> None:
     _, made = prepared(sweep_file(TWO_LEVELS))
     for run in made.plan.runs:
-        assert [stage for node in run.nodes for stage in node.stages] == list(STAGES)
+        assert [stage for node in run.nodes for stage in node.stages] == list(stages_of_mode("mtlsd"))
         first, middle, last = (made.folder(node) for node in run.nodes)
         assert (first, middle.parent.name, last.parent.name) == (base, "shared", "runs")
         assert run.nodes[1].stages == ("watershed", "agglomerate")
@@ -60,8 +59,13 @@ def test_a_base_with_a_network_from_elsewhere_trains_in_no_run(sweep_file: Write
     (base / "experiment.toml").write_text(text + '\n[predict]\ncheckpoint = "../network"\n')
     _, made = prepared(sweep_file("[axes]\n'segment.threshold' = [0.2, 0.4]\n"))
     first = made.plan.runs[0].nodes[0]
-    assert "train-acrlsd" in first.stages
+    assert first.stages == ("prepare", "predict", "watershed", "agglomerate")
     assert open_stages(load_experiment(made.folder(first)), first) == ("prepare", "predict", "watershed", "agglomerate")
+
+
+def test_a_level_without_a_stage_that_the_run_needs_has_no_folder(sweep_file: Write) -> None:
+    _, made = prepared(sweep_file("[axes]\n'train-acrlsd.max_iteration' = [10]\n'experiment.seed' = [0, 1]\n"))
+    assert [[node.stages[0] for node in run.nodes] for run in made.plan.runs] == [["prepare", "train-acrlsd"]] * 2
 
 
 def test_an_axis_of_volumes_leaves_nothing_to_the_base(sweep_file: Write) -> None:
@@ -73,16 +77,11 @@ def test_an_axis_of_volumes_leaves_nothing_to_the_base(sweep_file: Write) -> Non
     assert fake.calls == [("prepare", "dataset-a"), ("prepare", "dataset-b")]
 
 
-def test_prepare_makes_the_volumes_once_and_links_them_into_every_run(sweep_file: Write, base: Path) -> None:
+def test_prepare_makes_the_shared_volumes_once(sweep_file: Write) -> None:
     _, made = prepared(sweep_file(TWO_LEVELS))
-    (base / VOLUME).mkdir(parents=True)
     fake = FakeStages()
     assert prepare_volumes(made, fake) == 0
     assert fake.calls == [("prepare", "base")]
-    for run in made.plan.runs:
-        link = made.run_folder(run) / VOLUME
-        assert link.is_symlink()
-        assert link.resolve() == base / VOLUME
 
 
 def test_a_mongo_store_is_each_runs_own_from_watershed_on(sweep_file: Write, base: Path) -> None:
@@ -173,7 +172,7 @@ def test_an_axis_of_stores_begins_where_the_first_of_them_is_written(sweep_file:
     file = base / "experiment.toml"
     file.write_text(f'{file.read_text()}[store]\nuri_file = "uri"\n')
     _, made = prepared(sweep_file("[axes]\n'store.engine' = ['files', 'mongo']\n'segment.threshold' = [0.2, 0.4]\n"))
-    assert {run.nodes[0].stages for run in made.plan.runs} == {STAGES[:3]}
+    assert {run.nodes[0].stages for run in made.plan.runs} == {("prepare", "train-acrlsd")}
     assert {stage for run in made.plan.runs for stage in run.nodes[-1].stages} == {*STAGES[4:]}
 
 

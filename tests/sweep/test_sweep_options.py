@@ -118,15 +118,6 @@ def test_run_refuses_a_base_that_has_changed(stages: FakeStages, prepared: Sweep
     assert stages.calls == []
 
 
-def test_a_part_and_an_array_are_not_named_together(
-    stages: FakeStages, prepared: SweepFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("ID", "1"), ("COUNT", "2"), ("MIN", "1")):
-        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
-    sweep(2, "run", prepared.root, "--part", "1/2", "--array")
-    assert stages.calls == []
-
-
 def test_the_options_of_containers_reach_every_stage(
     stages: FakeStages, prepared: SweepFolder, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

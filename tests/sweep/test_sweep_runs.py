@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -14,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from lsdflow_command.experiment_lock import stage_lock
-from lsdflow_command.lock_file import Holder
+from lsdflow_command.experiment_lock import experiment_lock, stage_lock
 from lsdflow_contract.errors import Interrupted, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch.sweep.cli import chosen_runs
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, write_folders
-from lsdflow_launch.sweep.result import AtWorkElsewhere, claimed, result_of, worker_of
+from lsdflow_launch.sweep.merge import Row, row_of
 from lsdflow_launch.sweep.run import SweepRunner, exit_code_of
 
 from .conftest import FakeStages
@@ -45,8 +43,8 @@ def fails_at(stage: str, distance: int, code: int) -> Callable[[str, Experiment]
     return fails
 
 
-def results(sweep: SweepFolder) -> list[Any]:
-    return [result_of(sweep, run) for run in sweep.plan.runs]
+def rows(sweep: SweepFolder) -> list[Row]:
+    return [row_of(sweep, run) for run in sweep.plan.runs]
 
 
 def test_shared_stages_run_once_and_every_run_is_a_finished_experiment(sweep: SweepFolder) -> None:
@@ -61,11 +59,11 @@ def test_shared_stages_run_once_and_every_run_is_a_finished_experiment(sweep: Sw
             *((stage, run.name) for run in sweep.plan.runs for stage in ("segment", "evaluate")),
         ]
     )
-    for run, result in zip(sweep.plan.runs, results(sweep), strict=True):
-        assert (result.status, result.exit_code) == ("done", 0)
-        assert result.scores == {"voi": float(run.at["segment.threshold"])}
+    for run, row in zip(sweep.plan.runs, rows(sweep), strict=True):
+        assert (row.status, row.exit_code) == ("done", 0)
+        assert row.scores == {"voi": float(run.at["segment.threshold"])}
         linked = ("prepare", "train-acrlsd", "predict", "watershed", "agglomerate")
-        assert set(result.seconds) == {*linked, "segment", "evaluate"}
+        assert set(row.seconds) == {*linked, "segment", "evaluate"}
     again = FakeStages()
     SweepRunner(sweep, again).run_all(sweep.plan.runs)
     assert again.calls == []
@@ -76,11 +74,11 @@ def test_a_failed_run_is_reported_and_the_others_are_made(sweep: SweepFolder) ->
     outcomes = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
     assert list(outcomes.values()) == ["done", "done", "failed", "failed"]
     assert exit_code_of(outcomes) == 79
-    failed = results(sweep)[2]
-    assert (failed.exit_code, failed.failed_stage, failed.error["what"]) == (79, "segment", "segment broke")
+    failed = rows(sweep)[2]
+    assert (failed.exit_code, failed.failed_stage, failed.error) == (79, "segment", "segment broke")
     assert failed.scores == {}
     assert set(SweepRunner(sweep, FakeStages()).run_all(sweep.plan.runs).values()) == {"done"}
-    assert results(sweep)[2].status == "done"
+    assert rows(sweep)[2].status == "done"
 
 
 def test_a_shared_stage_that_fails_runs_once_and_fails_every_run_behind_it(sweep: SweepFolder) -> None:
@@ -88,14 +86,14 @@ def test_a_shared_stage_that_fails_runs_once_and_fails_every_run_behind_it(sweep
     outcomes = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
     assert list(outcomes.values()) == ["done", "done", "failed", "failed"]
     assert sum(call == ("agglomerate", "min_seed_distance_vox-6") for call in fake.calls) == 1
-    assert {(r.failed_stage, r.exit_code) for r in results(sweep)[2:]} == {("agglomerate", 65)}
+    assert {(r.failed_stage, r.exit_code) for r in rows(sweep)[2:]} == {("agglomerate", 65)}
 
 
 def test_an_interrupted_sweep_stops_at_once_and_resumes_where_it_stopped(sweep: SweepFolder) -> None:
     fake = FakeStages(fails_at("segment", 6, 75))
     with pytest.raises(Interrupted):
         SweepRunner(sweep, fake).run_all(sweep.plan.runs)
-    assert [result is None for result in results(sweep)] == [False, False, True, True]
+    assert [row.status for row in rows(sweep)] == ["done", "done", "missing", "missing"]
     assert fake.calls[-1] == ("segment", sweep.plan.runs[2].name)
     again = FakeStages()
     SweepRunner(sweep, again).run_all(sweep.plan.runs)
@@ -113,16 +111,15 @@ def begin(experiment: Experiment, stage: str) -> Path:
 def test_a_run_that_was_killed_is_failed_unless_a_process_is_computing_it(sweep: SweepFolder) -> None:
     SweepRunner(sweep, FakeStages()).run_all(sweep.plan.runs[:1])
     second = load_experiment(sweep.run_folder(sweep.plan.runs[1]))
-    assert result_of(sweep, sweep.plan.runs[1]) is None, "not begun"
+    assert row_of(sweep, sweep.plan.runs[1]).status == "missing", "not begun"
     begin(second, "segment")
-    killed = result_of(sweep, sweep.plan.runs[1])
-    assert killed is not None
+    killed = row_of(sweep, sweep.plan.runs[1])
     assert (killed.status, killed.exit_code, killed.failed_stage) == ("failed", 137, "segment")
-    assert "killed" in killed.error["what"]
-    with claimed(second.path.parent):
-        assert result_of(sweep, sweep.plan.runs[1]) is None
+    assert "killed" in killed.error
+    with experiment_lock(second.layout):
+        assert row_of(sweep, sweep.plan.runs[1]).status == "running"
     with stage_lock(second.layout, "segment"):
-        assert result_of(sweep, sweep.plan.runs[1]) is None
+        assert row_of(sweep, sweep.plan.runs[1]).status == "missing"
 
 
 def test_a_run_that_the_user_ran_as_an_experiment_is_done(sweep: SweepFolder) -> None:
@@ -131,8 +128,7 @@ def test_a_run_that_the_user_ran_as_an_experiment_is_done(sweep: SweepFolder) ->
     by_hand = FakeStages()
     for stage in ("segment", "evaluate"):
         assert by_hand(stage, ["run", "--experiment", str(sweep.run_folder(second) / "experiment.toml")]) == 0
-    found = result_of(sweep, second)
-    assert found is not None
+    found = row_of(sweep, second)
     assert (found.status, found.scores) == ("done", {"voi": 0.4})
     again = FakeStages()
     assert SweepRunner(sweep, again).run_all([second]) == {second.name: "done"}
@@ -141,7 +137,7 @@ def test_a_run_that_the_user_ran_as_an_experiment_is_done(sweep: SweepFolder) ->
 
 def test_a_run_at_work_elsewhere_is_skipped_and_reported(sweep: SweepFolder, caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeStages()
-    with claimed(sweep.run_folder(sweep.plan.runs[0])):
+    with experiment_lock(ExperimentLayout(sweep.run_folder(sweep.plan.runs[0]))):
         outcomes = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
     assert list(outcomes.values()) == ["at work elsewhere", "done", "done", "done"]
     assert exit_code_of(outcomes) == 73
@@ -152,7 +148,7 @@ def test_a_run_at_work_elsewhere_is_skipped_and_reported(sweep: SweepFolder, cap
 def test_runs_behind_a_busy_shared_folder_come_later(sweep: SweepFolder) -> None:
     first = sweep.plan.runs[0]
     fake, busy = FakeStages(), ExitStack()
-    busy.enter_context(claimed(sweep.folder(first.nodes[1])))
+    busy.enter_context(experiment_lock(ExperimentLayout(sweep.folder(first.nodes[1]))))
     outcomes = SweepRunner(sweep, fake, wait=lambda _seconds: busy.close()).run_all(sweep.plan.runs)
     assert set(outcomes.values()) == {"done"}
     assert [folder for stage, folder in fake.calls if stage == "watershed"] == [
@@ -187,65 +183,17 @@ def test_two_processes_with_the_same_part_make_every_stage_once(sweep: SweepFold
     assert [server.exitcode for server in servers] == [0, 0]
     calls = log.read_text().splitlines()
     assert len(calls) == len(set(calls)) == 3 + 4 + 8
-    assert {result.status for result in results(sweep)} == {"done"}
+    assert {row.status for row in rows(sweep)} == {"done"}
     assert not list(sweep.root.rglob("lock"))
 
 
-def _claim(folder: Path, holder: Holder) -> Path:
-    path = folder / "runs" / "lock"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(vars(holder)))
-    return path
-
-
-def test_the_claim_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> None:
-    with subprocess.Popen(["true"]) as gone:
-        gone.wait()
-    here = Holder.this_process()
-    _claim(tmp_path, Holder("t", here.host, gone.pid, namespace=here.namespace))
-    assert worker_of(tmp_path) is None
-    with claimed(tmp_path):
-        assert worker_of(tmp_path) is not None
-    assert worker_of(tmp_path) is None
-
-
-def test_the_claim_of_another_machine_holds_until_it_is_not_renewed_for_a_minute(tmp_path: Path) -> None:
-    path = _claim(tmp_path, Holder("t", "elsewhere", 1))
-    with pytest.raises(AtWorkElsewhere, match="elsewhere, process 1"), claimed(tmp_path):
-        pass
-    old = time.time() - 61
-    os.utime(path, (old, old))
-    with claimed(tmp_path):
-        pass
-    assert list(path.parent.iterdir()) == []
-
-
-def test_a_requeued_job_takes_its_own_claim_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _claim(tmp_path, Holder("t", "elsewhere", 1, job="7 restart 0"))
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    with pytest.raises(AtWorkElsewhere), claimed(tmp_path):
-        pass
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    with claimed(tmp_path):
-        pass
-
-
-def test_parts_conditions_and_array_tasks_choose_runs(sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def numbers(part: str | None = None, where: Sequence[str] = (), *, array: bool = False) -> list[int]:
-        return [run.number for run in chosen_runs(sweep, part, list(where), array=array)]
+def test_parts_and_conditions_choose_runs(sweep: SweepFolder) -> None:
+    def numbers(part: str | None = None, where: Sequence[str] = ()) -> list[int]:
+        return [run.number for run in chosen_runs(sweep, part, where)]
 
     assert (numbers(), numbers("1/2"), numbers("2/2")) == ([1, 2, 3, 4], [1, 3], [2, 4])
     assert numbers(where=["segment.threshold=0.4"]) == [2, 4]
     assert numbers("1/2", ["segment.threshold=0.4"]) == []
-    for name, value in (("ID", "9"), ("COUNT", "4"), ("MIN", "3"), ("STEP", "2")):
-        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
-    assert numbers(array=True) == [4]
-    monkeypatch.setenv("SLURM_ARRAY_TASK_STEP", "4")
-    with pytest.raises(UsageError, match="gaps"):
-        numbers(array=True)
-    monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
-    with pytest.raises(UsageError, match="no task of a SLURM array"):
-        numbers(array=True)
     for wrong in ("0/2", "3/2", "half", "1/0"):
         with pytest.raises(UsageError):
             numbers(wrong)

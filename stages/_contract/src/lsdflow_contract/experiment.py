@@ -173,7 +173,7 @@ class Experiment:
 
     def table(self, stage: str, model: type[Config]) -> Config:
         """The stage's table as its config model. ConfigError (78) naming the key, with did-you-mean."""
-        return _validated(model, self.tables.get(stage, {}), stage, self.path)
+        return validated(model, self.tables.get(stage, {}), stage, self.path)
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -248,9 +248,9 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         path=path.resolve(),
         overrides=tuple(overrides),
         tables=tables,
-        common=_validated(ExperimentTable, tables.get("experiment", {}), "experiment", path),
-        store=_validated(StoreTable, tables.get("store", {}), "store", path),
-        compute=_validated(ComputeTable, tables.get("compute", {}), "compute", path),
+        common=validated(ExperimentTable, tables.get("experiment", {}), "experiment", path),
+        store=validated(StoreTable, tables.get("store", {}), "store", path),
+        compute=validated(ComputeTable, tables.get("compute", {}), "compute", path),
     )
 
 
@@ -315,7 +315,8 @@ def _refuse_unknown_tables(tables: dict[str, Any], path: Path) -> None:
             raise ConfigError(f"{name} must be a table", where=path, wanted=f"[{name}]", found=repr(value))
 
 
-def _validated(model: type[Config], table: dict[str, Any], name: str, path: Path) -> Config:
+def validated(model: type[Config], table: dict[str, Any], name: str, path: Path) -> Config:
+    """A table of a file as its model. ConfigError (78) naming the key, with did-you-mean; `name`: of the table."""
     try:
         return model.model_validate(table)
     except ValidationError as error:

@@ -3,14 +3,14 @@
 1. The region: the held-out part of a training volume (region.py).
 2. A sweep whose base segments that region, and whose only axis is the checkpoint. Each run is an experiment, resumes
    after an interruption, and shares the prepared region. The axis grows with the training.
-3. The table and the plot of the sweep.
+3. The table of the sweep.
 4. best.json: the checkpoint with the lowest VOI, and its threshold if the region was held out. With --follow, steps 2
    to 4 are repeated until the training ends.
 
 train/train-acrlsd/selection/<settings>/
   base/      the experiment with the region as its target
   runs/      one experiment per checkpoint: report, manifests and logs; its arrays are removed, unless --keep
-  merged/    runs.csv, table.md, plot.svg, index.html
+  merged/    runs.csv, table.md, index.html
 """
 
 from __future__ import annotations
@@ -60,10 +60,9 @@ from lsdflow_launch.commands import Call, ask_stage, run_stage
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.output import print_answer, stdout_for_json
 from lsdflow_launch.sweep.file import Sweep
-from lsdflow_launch.sweep.folder import RUNS, SweepFolder, open_sweep, write_folders
-from lsdflow_launch.sweep.grid import Axis, Point
-from lsdflow_launch.sweep.merge import Row, merged
-from lsdflow_launch.sweep.result import scores_of
+from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, write_folders
+from lsdflow_launch.sweep.grid import RUNS, Axis
+from lsdflow_launch.sweep.merge import Row, has_scores, merged
 from lsdflow_launch.sweep.run import Outcome, SweepRunner, exit_code_of
 from lsdflow_launch.sweep.table import write_merged
 
@@ -100,8 +99,7 @@ def add_selection_verb(app: typer.Typer) -> None:
             if code == 0 and (rows := selection.rows()):
                 best = read_best(experiment.layout.best_checkpoint(STAGE))
                 facts |= {"checkpoints": len(rows), "best": best.model_dump()}
-                count = "1 checkpoint" if len(rows) == 1 else f"{len(rows)} checkpoints"
-                text = f"{selection.table}: {count}; region {region.words}\n"
+                text = f"{selection.table}: checkpoints: {len(rows)}; region: {region.words}\n"
                 text += f"best: iteration {best.iteration}, VOI {best.voi:.3f} bits"
             print_answer(facts, text, as_json)
         raise typer.Exit(code)
@@ -129,6 +127,10 @@ class Selection:
         return self.experiment.layout.train_dir(STAGE).resolve() / "selection" / settings
 
     @property
+    def _checkpoints(self) -> Path:
+        return self.experiment.layout.checkpoints(STAGE)
+
+    @property
     def table(self) -> Path:
         """The page with the scores of all checkpoints."""
         return self.folder / "merged" / "index.html"
@@ -154,7 +156,6 @@ class Selection:
         Raises MissingInput (66) without checkpoints, BadData (65) if the region has no scored labels, OutputConflict
         (73) if another select-checkpoint is running, and Interrupted (75).
         """
-        self._require_checkpoints()
         with self._lock():
             return self._update(last=True)
 
@@ -168,8 +169,9 @@ class Selection:
         return one_at_a_time(self.experiment.layout.stage_runs(STAGE) / "selection.lock", "select-checkpoint")
 
     def _update(self, last: bool) -> int:
-        self._require_checkpoints()
-        bundles = {iteration: bundle for iteration in self._due() if (bundle := self._valid_bundle(iteration))}
+        if not self._iterations():
+            raise MissingInput("no checkpoints", where=self._checkpoints, fix="train first")
+        bundles = {iteration: bundle for iteration in self._due() if (bundle := self._bundle(iteration))}
         if not bundles:
             return 0
         sweep = self._prepared(bundles)
@@ -179,11 +181,14 @@ class Selection:
         found = merged([sweep])
         name = self.experiment.common.name
         write_merged(found, self.table.parent, f"Checkpoints of {name} (region {self.region.words})")
-        _require_scores(found.rows, self.region)
+        if any(row.status == "done" and "voi" not in row.scores for row in found.rows):
+            fix = "segment another training volume: --volume NAME"
+            where = self.region.words
+            raise BadData("the region has no scores", where=where, found="no labels that count", fix=fix)
         if code := self._exit_code(outcomes, found.rows):
             return code
         try:
-            choose_by_voi(self.experiment, self.region, self.folder, self.rows())
+            self._choose()
         except MissingInput as error:
             if last:
                 raise
@@ -197,38 +202,31 @@ class Selection:
             text = base_text(self.experiment, self.region, next(iter(bundles.values())), base)
             write_if_changed(base / "experiment.toml", text.encode())
         self._remove_outdated_runs(bundles)
-        points = {int(point.label): point for point in self._earlier_points(base)}
-        for iteration, bundle in bundles.items():
-            networks = networks_of(self.experiment, bundle)
-            paths = {f"predict.{key}": os.path.relpath(path, base) for key, path in networks.items()}
-            points[iteration] = Point(str(iteration), paths)
-        axis = Axis(AXIS, tuple(points[iteration] for iteration in sorted(points)))
-        sweep = Sweep(
-            path=base / "experiment.toml",
-            base=load_experiment(base),
-            metric="voi",
-            axes=(axis,),
-            split_by=(),
-            means_over=(),
-        )
+        networks = self._earlier_networks()
+        networks |= {iteration: networks_of(self.experiment, bundle) for iteration, bundle in bundles.items()}
+        points = {
+            str(iteration): {f"predict.{key}": os.path.relpath(path, base) for key, path in networks[iteration].items()}
+            for iteration in sorted(networks)
+        }
+        sweep = Sweep(base / "experiment.toml", load_experiment(base), (Axis(AXIS, points),))
         return write_folders(sweep, self.folder)
 
-    def _earlier_points(self, base: Path) -> list[Point]:
-        """Return the points of the runs that have a folder, from their experiment files."""
-        points = []
-        for file in sorted((self.folder / RUNS).glob("*/experiment.toml")):
+    def _earlier_networks(self) -> dict[int, dict[str, Path]]:
+        """Return the networks of the runs that have a folder, by iteration, from their experiment files."""
+        found = {}
+        for file in (self.folder / RUNS).glob("*/experiment.toml"):
             predict = load_experiment(file).tables["predict"]
-            networks = {key: predict[key] for key in ("checkpoint", "lsd_checkpoint") if key in predict}
-            paths = {f"predict.{k}": os.path.relpath(file.parent / v, base) for k, v in networks.items()}
-            points.append(Point(str(int(Path(networks["checkpoint"]).name)), paths))
-        return points
+            names = [name for name in ("checkpoint", "lsd_checkpoint") if name in predict]
+            found[int(Path(predict["checkpoint"]).name)] = {name: file.parent / predict[name] for name in names}
+        return found
 
     def _remove_outdated_runs(self, bundles: Mapping[int, Bundle]) -> None:
         """Remove the run of an iteration that was trained again since, or whose scores are lost, like its arrays."""
         for iteration, bundle in bundles.items():
             run = run_folder(self.folder, iteration)
-            weights = weights_of(run)
-            if weights and (weights != bundle.weights_sha256 or _has_lost_scores(run)):
+            layout, weights = ExperimentLayout(run), weights_of(run)
+            lost = layout.manifest(LAST).exists() and not has_scores(layout)
+            if weights and (lost or weights != bundle.weights_sha256):
                 with storage_errors(run):
                     shutil.rmtree(run)
 
@@ -253,15 +251,11 @@ class Selection:
         for row in rows:
             if outcomes.get(row.run.name) != "failed":
                 continue
-            if bundle_folder(self.experiment.layout.checkpoints(STAGE), _iteration(row)).exists():
-                return row.result.exit_code if row.result is not None else BlocksFailed.exit_code
+            if bundle_folder(self._checkpoints, _iteration(row)).exists():
+                return row.exit_code or BlocksFailed.exit_code
             LOG.warning("iteration %d is left out: the training has deleted it meanwhile", _iteration(row))
             del counted[row.run.name]
         return exit_code_of(counted)
-
-    def _require_checkpoints(self) -> None:
-        if not self._iterations():
-            raise MissingInput("no checkpoints", where=self.experiment.layout.checkpoints(STAGE), fix="train first")
 
     def _due(self) -> list[int]:
         """Return the checkpoints to use: every N iterations, and the last one of a finished training."""
@@ -273,34 +267,45 @@ class Selection:
         return self.experiment.layout.manifest(STAGE).exists()
 
     def _iterations(self) -> list[int]:
-        return bundle_iterations(self.experiment.layout.checkpoints(STAGE))
+        return bundle_iterations(self._checkpoints)
 
-    def _valid_bundle(self, iteration: int) -> Bundle | None:
-        return valid_bundle(bundle_folder(self.experiment.layout.checkpoints(STAGE), iteration))
+    def _bundle(self, iteration: int) -> Bundle | None:
+        """Return a checkpoint with verified weights; None, with a warning, if it is missing or damaged."""
+        folder = bundle_folder(self._checkpoints, iteration)
+        try:
+            bundle = read_bundle(folder)
+            if hash_of_file(folder / WEIGHTS) == bundle.weights_sha256:
+                return bundle
+            problem = "its weights are damaged"
+        except (StageError, FileNotFoundError) as error:
+            problem = str(error)
+        LOG.warning("checkpoint %s is left out: %s", folder, problem)
+        return None
 
+    def _choose(self) -> None:
+        """Write best.json: the undamaged checkpoint with the lowest VOI among the scored runs, the newest if equal.
 
-def choose_by_voi(experiment: Experiment, region: Region, folder: Path, rows: Sequence[Row]) -> BestCheckpoint | None:
-    """Write best.json: the undamaged checkpoint with the lowest VOI among the scored runs, the newest if equal.
-
-    Returns None without scored runs. Raises MissingInput (66) if none of their checkpoints exists any more.
-    """
-    checkpoints = experiment.layout.checkpoints(STAGE)
-    for row in sorted(rows, key=lambda row: (row.scores["voi"], -_iteration(row))):
-        bundle = valid_bundle(bundle_folder(checkpoints, _iteration(row)))
-        if bundle is not None and bundle.weights_sha256 == weights_of(run_folder(folder, _iteration(row))):
-            best = BestCheckpoint(
-                iteration=bundle.iteration,
-                weights_sha256=bundle.weights_sha256,
-                validation_loss=bundle.validation_loss,
-                chosen_by="voi",
-                voi=row.scores["voi"],
-                calibration=_calibration(region, run_folder(folder, bundle.iteration)),
+        Raises MissingInput (66) if there are scored runs, and none of their checkpoints exists any more.
+        """
+        rows = self.rows()
+        for row in sorted(rows, key=lambda row: (row.scores["voi"], -_iteration(row))):
+            run = run_folder(self.folder, _iteration(row))
+            bundle = self._bundle(_iteration(row))
+            if bundle is not None and bundle.weights_sha256 == weights_of(run):
+                best = BestCheckpoint(
+                    iteration=bundle.iteration,
+                    weights_sha256=bundle.weights_sha256,
+                    validation_loss=bundle.validation_loss,
+                    chosen_by="voi",
+                    voi=row.scores["voi"],
+                    calibration=_calibration(self.region, run),
+                )
+                write_best(self.experiment.layout.best_checkpoint(STAGE), best)
+                return
+        if rows:
+            raise MissingInput(
+                "no scored checkpoint is there", where=self._checkpoints, fix="train longer, or keep more"
             )
-            write_best(experiment.layout.best_checkpoint(STAGE), best)
-            return best
-    if rows:
-        raise MissingInput("no scored checkpoint is there", where=checkpoints, fix="train longer, or keep more")
-    return None
 
 
 def _calibration(region: Region, run: Path) -> Calibration | None:
@@ -310,20 +315,6 @@ def _calibration(region: Region, run: Path) -> Calibration | None:
     scores = read_sealed(ExperimentLayout(run).report / "scores.json", "lsdflow select-checkpoint")
     thresholds = {str(scores["merge_function"]): float(scores["threshold"])}
     return Calibration(thresholds=thresholds, voxels=region.box.size, on=region.words)
-
-
-def valid_bundle(folder: Path) -> Bundle | None:
-    """Return the bundle in a folder, with verified weights; None, with a warning, if it is missing or damaged."""
-    try:
-        bundle = read_bundle(folder)
-        weights = hash_of_file(folder / WEIGHTS)
-    except (StageError, FileNotFoundError) as error:
-        LOG.warning("checkpoint %s is left out: %s", folder, error)
-        return None
-    if weights != bundle.weights_sha256:
-        LOG.warning("checkpoint %s is left out: its weights are damaged", folder)
-        return None
-    return bundle
 
 
 def run_folder(folder: Path, iteration: int) -> Path:
@@ -337,25 +328,5 @@ def weights_of(run: Path) -> str:
     return read_manifest(layout, "predict").inputs["network"] if layout.manifest("predict").exists() else ""
 
 
-def _has_lost_scores(run: Path) -> bool:
-    layout = ExperimentLayout(run)
-    try:
-        if layout.manifest(LAST).exists():
-            scores_of(layout)
-    except (MissingInput, BadData):
-        return True
-    return False
-
-
 def _iteration(row: Row) -> int:
     return int(row.run.at[AXIS])
-
-
-def _require_scores(rows: Sequence[Row], region: Region) -> None:
-    if any(row.status == "done" and "voi" not in row.scores for row in rows):
-        raise BadData(
-            "the region has no scores",
-            where=region.words,
-            found="no labels that count",
-            fix="segment another training volume: --volume NAME",
-        )

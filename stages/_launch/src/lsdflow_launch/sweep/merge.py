@@ -7,45 +7,116 @@ from __future__ import annotations
 
 import logging
 import math
-import os
+import signal
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lsdflow_command.lock_file import Holder
-from lsdflow_contract.errors import ContractMismatch, StageError
-from lsdflow_contract.experiment import STAGES, load_experiment, stages_of_mode
+from lsdflow_command.lock_file import LockFile
+from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, StageError
+from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_launch.sweep.folder import PlannedNode, PlannedRun, SweepFolder, SweepPlan, open_stages
+from lsdflow_contract.sealing import read_sealed
+from lsdflow_launch.chain import LAST, STOPPED
+from lsdflow_launch.disk import disk_use
+from lsdflow_launch.status import newest_run, outcome_of
+from lsdflow_launch.sweep.folder import SweepFolder, SweepPlan, open_stages
 from lsdflow_launch.sweep.grid import Run, part_of
-from lsdflow_launch.sweep.result import RunResult, result_of, worker_of
 
 LOG = logging.getLogger("lsdflow.sweep")
 FIRST_METRICS = ("voi", "voi_split", "voi_merge", "adapted_rand_error", "rand", "threshold")
+# As a shell reports a process that SIGKILL has ended.
+KILLED_CODE = 128 + signal.SIGKILL
+KILLED = "ended without an outcome: it was killed, or its machine failed"
+# Of several folders, the first of these states counts.
+STATES = ("done", "running", "failed", "missing")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A run of the grid, with its result if it has one, and the process that computes it now."""
+    """A run of the grid: its state, why it failed, and its scores once it is done; host: where its last stage ran."""
 
-    run: PlannedRun
-    result: RunResult | None
-    worker: Holder | None = None
+    run: Run
+    status: Literal["done", "failed", "running", "missing"]
+    exit_code: int = 0
+    failed_stage: str = ""
+    error: str = ""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    report: Path | None = None
+    host: str = ""
+    started: float = 0.0
 
-    @property
-    def status(self) -> str:
-        """The status: done, failed, running or missing."""
-        if self.result is not None and (self.result.status == "done" or self.worker is None):
-            return self.result.status
-        return "missing" if self.worker is None else "running"
 
-    @property
-    def scores(self) -> Mapping[str, float]:
-        """The scores of a run that is done."""
-        return self.result.scores if self.result is not None and self.result.status == "done" else {}
+def row_of(sweep: SweepFolder, run: Run) -> Row:
+    """Return how far a run is, from the files of its experiment.
+
+    A run is done once its last stage has finished; the shared stages were finished before it began. It has failed if
+    its scores or a manifest are lost or damaged since; a run that the user stopped is missing. ContractMismatch (76).
+    """
+    layout = ExperimentLayout(sweep.run_folder(run))
+    row = _finished(layout, run) if layout.manifest(LAST).exists() else _unfinished(sweep, run)
+    holder = None if row.status == "done" else LockFile(layout.runs / "lock").live_holder()
+    return row if holder is None else Row(run, "running", host=holder.host)
+
+
+def _finished(layout: ExperimentLayout, run: Run) -> Row:
+    ended = _ended(load_experiment(layout.root), LAST)[1]
+    try:
+        manifests = {s: read_manifest(layout, s) for s in STAGES if layout.manifest(s).exists()}
+        seconds = {stage: float(manifest.facts.get("seconds", 0.0)) for stage, manifest in manifests.items()}
+        page = layout.report / "index.html"
+        return Row(run, "done", scores=scores_of(layout), seconds=seconds, report=page, **ended)
+    except (BadData, MissingInput) as error:
+        what = f"{Path(error.where).name}: {error.what}"
+        return Row(run, "failed", error.exit_code, LAST, what, **ended)
+
+
+def _unfinished(sweep: SweepFolder, run: Run) -> Row:
+    for node in run.nodes:
+        # A sweep that is not prepared has no folders, and a copy of its folders may have no base.
+        if not ExperimentLayout(sweep.folder(node)).experiment_toml.exists():
+            continue
+        experiment = load_experiment(sweep.folder(node))
+        for stage in open_stages(experiment, node)[:1]:
+            outcome, ended = _ended(experiment, stage)
+            if outcome.get("exit_code", 0) not in (0, *STOPPED):
+                what = (outcome.get("error") or {}).get("what", "")
+                return Row(run, "failed", outcome["exit_code"], stage, what, **ended)
+            if not outcome and _was_killed(experiment, stage):
+                return Row(run, "failed", KILLED_CODE, stage, KILLED)
+            return Row(run, "missing")
+    return Row(run, "missing")
+
+
+def _was_killed(experiment: Experiment, stage: str) -> bool:
+    """Return True for a stage that began and that no process computes; only called if it left no outcome."""
+    locks = (experiment.layout.runs, experiment.layout.stage_runs(stage))
+    running = any(LockFile(folder / "lock").live_holder() for folder in locks)
+    return newest_run(experiment, stage) is not None and not running
+
+
+def _ended(experiment: Experiment, stage: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the outcome of the newest run of a stage, and from it host and start for a row."""
+    outcome = outcome_of(newest_run(experiment, stage, refused=True))
+    return outcome, {"host": str(outcome.get("host", "")), "started": float(outcome.get("started") or 0.0)}
+
+
+def scores_of(layout: ExperimentLayout) -> dict[str, float]:
+    """Return the numbers of report/scores.json. MissingInput (66) or BadData (65) if it is lost or damaged."""
+    found = read_sealed(layout.report / "scores.json", f"evaluate run --experiment {layout.root}")
+    return {k: float(v) for k, v in found.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def has_scores(layout: ExperimentLayout) -> bool:
+    """Return False if report/scores.json is lost or damaged."""
+    try:
+        return bool(scores_of(layout))
+    except (BadData, MissingInput):
+        return False
 
 
 @dataclass(frozen=True)
@@ -70,7 +141,7 @@ class Mean:
     @property
     def seconds(self) -> float | None:
         """The mean run time of the done runs, all stages together; None if there are none."""
-        values = [sum(row.result.seconds.values()) for row in self.rows if row.status == "done" and row.result]
+        values = [sum(row.seconds.values()) for row in self.rows if row.status == "done"]
         return statistics.fmean(values) if values else None
 
     def mean(self, metric: str) -> float | None:
@@ -101,28 +172,19 @@ class Merged:
         return {status: found.count(status) for status in ("done", "failed", "running", "missing")}
 
     @property
-    def without_metric(self) -> int:
-        """The number of runs that are done and do not have the score that the sweep compares."""
-        return sum(row.status == "done" and self.plan.metric not in row.scores for row in self.rows)
-
-    @property
     def metrics(self) -> list[str]:
         """The names of all scores that any run has, in the order of FIRST_METRICS, then sorted."""
         found = {name for row in self.rows for name in row.scores}
         return [n for n in FIRST_METRICS if n in found] + sorted(found - set(FIRST_METRICS))
 
     @property
-    def kept_axes(self) -> list[str]:
-        """The axes that are not averaged."""
-        return [axis for axis in self.plan.axes if axis not in self.plan.means_over]
-
-    @property
     def means(self) -> list[Mean]:
-        """One mean for each combination of the axes that are kept, in the order of the grid."""
+        """One mean for each combination of the axes that are not averaged, in the order of the grid."""
+        kept = [axis for axis in self.plan.axes if axis not in self.plan.means_over]
         groups: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
-            groups.setdefault(tuple(row.run.at[axis] for axis in self.kept_axes), []).append(row)
-        return [Mean(dict(zip(self.kept_axes, at, strict=True)), tuple(rows)) for at, rows in groups.items()]
+            groups.setdefault(tuple(row.run.at[axis] for axis in kept), []).append(row)
+        return [Mean(dict(zip(kept, at, strict=True)), tuple(rows)) for at, rows in groups.items()]
 
     @property
     def best(self) -> Mean | None:
@@ -134,28 +196,23 @@ class Merged:
 def merged(folders: Sequence[SweepFolder]) -> Merged:
     """Merge all runs of one grid. Raises ContractMismatch (76) if the folders hold different grids.
 
-    Of several results of a run, one that is done is used; if two are done and differ, a warning is logged.
+    Of several folders, that where a run is done counts, and of two failures the last one; if a run is done twice with
+    different scores, a warning is logged.
     """
     first = folders[0]
     for other in folders[1:]:
-        if other.plan.grid_hash != first.plan.grid_hash:
+        if other.plan.axes != first.plan.axes:
             raise ContractMismatch(
                 "the folders hold different sweeps", where=other.root, wanted=f"the grid of {first.root}"
             )
     rows = []
-    for number, run in enumerate(first.plan.runs):
-        found = [(folder, folder.plan.runs[number]) for folder in folders]
-        results = [result for folder, r in found if (result := result_of(folder, r)) is not None]
-        workers = (worker_of(folder.run_folder(r)) for folder, r in found)
-        rows.append(Row(run, _best_of(run, results), next(filter(None, workers), None)))
+    for runs in zip(*(folder.plan.runs for folder in folders), strict=True):
+        found = [row_of(folder, run) for folder, run in zip(folders, runs, strict=True)]
+        found.sort(key=lambda row: (STATES.index(row.status), -row.started if row.status == "failed" else 0.0))
+        rows.append(found[0])
+        if any(row.status == "done" and not _same(row.scores, found[0].scores) for row in found):
+            LOG.warning("warning: %s was made twice, with different scores; the first folder counts", runs[0].name)
     return Merged(first.plan, tuple(rows))
-
-
-def _best_of(run: PlannedRun, results: Sequence[RunResult]) -> RunResult | None:
-    done = [result for result in results if result.status == "done"]
-    if any(not _same(result.scores, done[0].scores) for result in done[1:]):
-        LOG.warning("warning: %s was made twice, with different scores; the first folder counts", run.name)
-    return next(iter([*done, *sorted(results, key=lambda result: -result.started)]), None)
 
 
 def _same(a: Mapping[str, float], b: Mapping[str, float]) -> bool:
@@ -168,77 +225,46 @@ def estimate(sweep: SweepFolder, parts: int) -> dict[str, Any]:
     hours_left: of all servers together; hours_left_of_slowest_part: of the slowest one. `not_known` lists the stages
     without a finished run.
     """
-    times = stages_to_make(sweep, sweep.plan.runs)
-    seconds = _seconds_of_stages(sweep)
-    known = {stage: count for stage, count in times.items() if stage in seconds}
-    slowest = max(_hours(stages_to_make(sweep, runs_of_part(sweep, n, parts)), seconds) for n in range(1, parts + 1))
-    finished = [sweep.run_folder(row.run) for row in merged([sweep]).rows if row.status == "done"]
-    bytes_ = own_bytes(finished[0]) if finished else None
+    rows = merged([sweep]).rows
+    seconds, times = _seconds_of_stages(sweep, rows), _stages_left(sweep, sweep.plan.runs)
+    finished = [sweep.run_folder(row.run) for row in rows if row.status == "done"]
+
+    def hours(counts: Mapping[str, int]) -> float:
+        """Return the hours of these stages, as far as their time is known."""
+        return round(sum(count * seconds.get(stage, 0.0) for stage, count in counts.items()) / 3600, 3)
+
+    of_parts = [part_of(sweep.plan.runs, sweep.plan.split_by, number, parts) for number in range(1, parts + 1)]
     return {
         "times_made": times,
-        "seconds_once": {stage: round(seconds[stage], 1) for stage in known},
-        "hours_left": round(_hours(times, seconds), 3),
-        "hours_left_of_slowest_part": round(slowest, 3),
-        "not_known": [stage for stage, count in times.items() if count and stage not in seconds],
-        "bytes_left": None if bytes_ is None else bytes_ * (len(sweep.plan.runs) - len(finished)),
+        "seconds_once": {stage: round(seconds[stage], 1) for stage in times if stage in seconds},
+        "hours_left": hours(times),
+        "hours_left_of_slowest_part": max(hours(_stages_left(sweep, runs)) for runs in of_parts),
+        "not_known": [stage for stage in times if stage not in seconds],
+        "bytes_left": disk_use(finished[:1]).size_bytes * (len(rows) - len(finished)) if finished else None,
     }
 
 
-def stages_to_make(sweep: SweepFolder, runs: Sequence[PlannedRun]) -> dict[str, int]:
+def _stages_left(sweep: SweepFolder, runs: Sequence[Run]) -> dict[str, int]:
     """Return how often each stage has still to run for these runs; shared stages count once."""
-    folders = {node.folder: node for run in runs for node in run.nodes}
-    open_ = [stage for node in folders.values() for stage in _open_stages(sweep, node)]
-    return {stage: open_.count(stage) for stage in STAGES if stage in open_}
+    left: list[str] = []
+    for node in {node.folder: node for run in runs for node in run.nodes}.values():
+        folder = sweep.folder(node)
+        prepared = ExperimentLayout(folder).experiment_toml.exists()
+        left += open_stages(load_experiment(folder), node) if prepared else node.stages
+    return {stage: left.count(stage) for stage in STAGES if stage in left}
 
 
-def runs_of_part(sweep: SweepFolder, number: int, parts: int) -> list[PlannedRun]:
-    """Return the planned runs of server `number` of `parts`."""
-    by_name = {run.name: run for run in sweep.plan.runs}
-    return [by_name[run.name] for run in part_of(grid_runs(sweep), sweep.plan.split_by, number, parts)]
-
-
-def grid_runs(sweep: SweepFolder) -> list[Run]:
-    """Return the runs of a prepared sweep as points of its grid, without settings: the experiment files have them."""
-    return [Run(run.number, run.name, run.at, {}) for run in sweep.plan.runs]
-
-
-def own_bytes(folder: Path) -> int:
-    """Return the bytes of the files in a folder, without symbolic links."""
-    return sum(
-        os.lstat(Path(parent) / name).st_size
-        for parent, _, names in os.walk(folder)
-        for name in names
-        if not (Path(parent) / name).is_symlink()
-    )
-
-
-def _open_stages(sweep: SweepFolder, node: PlannedNode) -> tuple[str, ...]:
-    folder = sweep.folder(node)
-    if not ExperimentLayout(folder).experiment_toml.exists():
-        return tuple(stage for stage in node.stages if stage in stages_of_mode(node.mode))  # not prepared yet
-    return open_stages(load_experiment(folder), node)
-
-
-def _seconds_of_stages(sweep: SweepFolder) -> dict[str, float]:
+def _seconds_of_stages(sweep: SweepFolder, rows: Sequence[Row]) -> dict[str, float]:
     """Return the mean seconds of each stage over the results of this sweep, otherwise those of the base."""
-    results = [row.result for row in merged([sweep]).rows if row.result is not None]
-    base = ExperimentLayout(sweep.base_folder)
-    found = {}
+    base, found = ExperimentLayout(sweep.base_file.parent), dict[str, float]()
     for stage in STAGES:
-        values = [result.seconds[stage] for result in results if stage in result.seconds]
-        if values:
+        if values := [row.seconds[stage] for row in rows if stage in row.seconds]:
             found[stage] = statistics.fmean(values)
-        elif base.manifest(stage).exists():
-            found[stage] = _seconds_of(base, stage)
-    return {stage: value for stage, value in found.items() if math.isfinite(value)}
-
-
-def _seconds_of(layout: ExperimentLayout, stage: str) -> float:
-    try:
-        return float(read_manifest(layout, stage).facts.get("seconds", math.nan))
-    except StageError:
-        return math.nan
-
-
-def _hours(times: dict[str, int], seconds: dict[str, float]) -> float:
-    return sum(count * seconds.get(stage, 0.0) for stage, count in times.items()) / 3600
+            continue
+        try:
+            seconds = read_manifest(base, stage).facts.get("seconds")
+        except StageError:
+            continue
+        if seconds is not None and math.isfinite(seconds):
+            found[stage] = float(seconds)
+    return found
