@@ -15,23 +15,12 @@ import pytest
 
 HERE = Path(__file__).parent
 KINDS = ("finished", "failing", "empty")
-STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 PHONE_PX = 390
 LEAST_CONTRAST = 4.5
 LARGEST_BYTES = 5 << 20
 
 # Every text that is seen, against the colour behind it: backgrounds are laid over one another, from the page.
 CONTRASTS = (HERE / "contrasts.js").read_text()
-
-# The share of a picture that is not clear.
-COVERED = """image => {
-  const canvas = document.createElement('canvas');
-  [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
-  const context = canvas.getContext('2d');
-  context.drawImage(image, 0, 0);
-  const alphas = context.getImageData(0, 0, canvas.width, canvas.height).data.filter((_, i) => i % 4 === 3);
-  return alphas.filter((a) => a > 127).length / alphas.length;
-}"""
 
 # Every text of the charts that are shown: whether it leaves its chart, and which other text of the chart it covers.
 TEXTS_OF_CHARTS = """() => [...document.querySelectorAll('svg.chart')].flatMap((chart) => {
@@ -60,10 +49,6 @@ def reports(tmp_path_factory: pytest.TempPathFactory, blocks_python: Path) -> di
     return {kind: folder / kind / "report" for kind in KINDS}
 
 
-def _pages(report: Path) -> list[Path]:
-    return [report / "index.html", *(report / f"{stage}.html" for stage in STAGES)]
-
-
 @dataclass
 class Seen:
     """What was seen of a page on a phone: its width, the contrasts of its texts by scheme, and what it asked for."""
@@ -77,28 +62,25 @@ class Seen:
 
 @pytest.fixture(scope="session")
 def seen(reports: dict[str, Path], phone: Any) -> dict[str, Seen]:
-    """Every page of every report, opened once on a phone."""
+    """The page of every report, opened once on a phone."""
     found = {}
     for kind, report in reports.items():
-        for page in _pages(report):
-            phone.requests.clear()
-            phone.console_errors.clear()
-            phone.page.goto(page.as_uri())
-            wide = phone.page.evaluate("document.documentElement.scrollWidth")
-            phone.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-            contrasts = {}
-            for scheme in ("light", "dark"):
-                phone.page.emulate_media(color_scheme=scheme)
-                contrasts[scheme] = phone.page.evaluate(CONTRASTS)
-            headings = phone.page.locator("h1").count()
-            found[f"{kind}/{page.name}"] = Seen(
-                wide, contrasts, list(phone.requests), list(phone.console_errors), headings
-            )
+        phone.requests.clear()
+        phone.console_errors.clear()
+        phone.page.goto((report / "index.html").as_uri())
+        phone.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        wide = phone.page.evaluate("document.documentElement.scrollWidth")
+        contrasts = {}
+        for scheme in ("light", "dark"):
+            phone.page.emulate_media(color_scheme=scheme)
+            contrasts[scheme] = phone.page.evaluate(CONTRASTS)
+        headings = phone.page.locator("h1").count()
+        found[kind] = Seen(wide, contrasts, list(phone.requests), list(phone.console_errors), headings)
     return found
 
 
 def test_pages_say_no_error_and_ask_the_network_for_nothing(seen: dict[str, Seen]) -> None:
-    assert len(seen) == len(KINDS) * (1 + len(STAGES))
+    assert set(seen) == set(KINDS)
     for name, page in seen.items():
         assert page.errors == [], name
         assert [url for url in page.requests if not url.startswith("data:")] == page.requests[:1], name
@@ -129,27 +111,16 @@ def test_contrast_is_measured_as_wcag_defines_it(visit: Any) -> None:
     assert found == {"just enough": 4.54, "on half black": 3.98}
 
 
-def test_every_stage_is_reached_by_link_and_leads_back(reports: dict[str, Path], visit: Any) -> None:
-    visit.page.goto((reports["empty"] / "index.html").as_uri())
-    links = visit.page.locator("nav a").evaluate_all("links => links.map(a => a.getAttribute('href'))")
-    assert links == ["index.html", *(f"{stage}.html" for stage in STAGES)]
-    for stage in STAGES[::3]:
-        visit.page.locator(f"nav a[href='{stage}.html']").click()
-        assert visit.page.locator("h1").inner_text() == stage
-        assert visit.page.locator("nav [aria-current]").inner_text().endswith(stage)
-    visit.page.locator("nav").get_by_role("link", name="experiment").click()
-    assert visit.page.url.endswith("/index.html")
-
-
 def test_errors_come_first_and_are_text(reports: dict[str, Path], visit: Any) -> None:
     visit.page.goto((reports["failing"] / "index.html").as_uri())
     errors = visit.page.locator("main > section").first
     assert errors.get_attribute("id") == "errors"
     assert "the graph is <b>spoilt</b>" in errors.inner_text()
     assert "no affinities there" in errors.inner_text()
-    visit.page.goto((reports["failing"] / "segment.html").as_uri())
-    assert "✗ failed" in visit.page.locator("#summary").inner_text()
-    assert "no affinities there" not in visit.page.locator("body").inner_text()
+    failed = visit.page.locator("#stage-segment")
+    assert failed.get_attribute("open") is not None
+    assert "✗ 65: the graph is <b>spoilt</b>" in failed.inner_text()
+    assert visit.page.locator("#stage-watershed").get_attribute("open") is None
 
 
 def test_a_page_is_loaded_again_only_during_a_run(reports: dict[str, Path], visit: Any) -> None:
@@ -161,13 +132,10 @@ def test_a_page_is_loaded_again_only_during_a_run(reports: dict[str, Path], visi
 
 
 def test_the_block_map_distinguishes_done_failed_and_missing_blocks(reports: dict[str, Path], visit: Any) -> None:
-    visit.page.goto((reports["failing"] / "watershed.html").as_uri())
-    content = visit.page.locator("#blocks").inner_text()
-    for words in ("60 done", "1 failed", "47 missing"):
-        assert words in content
-    pictures = visit.page.locator("#blocks img")
-    assert pictures.count() == 2
-    assert pictures.first.evaluate("image => image.naturalWidth") > 100
+    visit.page.goto((reports["failing"] / "index.html").as_uri())
+    figure = visit.page.locator(".maps figure").filter(has_text="watershed")
+    assert figure.locator("figcaption").inner_text() == "watershed: 60 done, 47 missing, 1 failed"
+    assert figure.locator("img").evaluate("image => [image.naturalWidth, image.naturalHeight]") == [6, 6]
 
 
 def test_pictures_are_there_and_have_words_for_those_who_do_not_see_them(reports: dict[str, Path], visit: Any) -> None:
@@ -184,13 +152,6 @@ def test_no_text_of_a_chart_is_cut_or_overlaps_another(reports: dict[str, Path],
     texts = visit.page.evaluate(TEXTS_OF_CHARTS)
     assert len(texts) > 40
     assert [text for text in texts if text["cut"] or text["overlaps"]] == []
-
-
-def test_the_3_d_snapshot_shows_segments_in_the_colours_of_its_list(reports: dict[str, Path], visit: Any) -> None:
-    visit.page.goto((reports["finished"] / "segment.html").as_uri())
-    assert visit.page.locator(".snapshot tbody tr, .snapshot table > tr").count() >= 3
-    share = visit.page.locator(".scene img").evaluate(COVERED)
-    assert 0.2 < share < 0.95
 
 
 def test_tabs_and_the_fading_of_labels_work(reports: dict[str, Path], visit: Any) -> None:
@@ -210,11 +171,10 @@ def test_on_paper_everything_is_open_and_nothing_is_cut(reports: dict[str, Path]
     visit.page.emulate_media(media="print")
     for plane in ("z", "y", "x"):
         assert visit.page.locator(f".plane-{plane}").is_visible()
-    assert not visit.page.locator("nav").is_visible()
-    assert visit.page.locator("#numbers details table").is_visible()
+    assert not visit.page.locator(".tabs").is_visible()
+    assert visit.page.locator("#stage-watershed table").first.is_visible()
     assert len(visit.page.pdf()) > 10_000
 
 
-def test_pages_stay_small(reports: dict[str, Path]) -> None:
-    sizes = {page.name: page.stat().st_size for page in _pages(reports["finished"])}
-    assert max(sizes.values()) < LARGEST_BYTES
+def test_the_page_stays_small(reports: dict[str, Path]) -> None:
+    assert (reports["finished"] / "index.html").stat().st_size < LARGEST_BYTES

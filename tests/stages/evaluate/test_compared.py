@@ -88,9 +88,9 @@ def test_the_page_compares_results_if_there_are_several(finished: Experiment, ma
     assert 'id="compared"' not in (finished.layout.report / "index.html").read_text()
     page = (made_twice.layout.report / "index.html").read_text()
     section = page.partition('id="compared"')[2].partition("</section>")[0]
-    for row in compared_rows(compared(made_twice)):
-        assert row["key"] in section
-        assert all(f'<td class="number">{text}</td>' in section for text in row["texts"][:-1])
+    for result, texts in compared_rows(compared(made_twice)):
+        assert result.key in section
+        assert all(f'<td class="number">{text}</td>' in section for text in texts[:-1])
     assert section.count("data:image/png") == 2
     assert section.count(">current<") == 1
 

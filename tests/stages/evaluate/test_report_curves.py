@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from lsdflow_evaluate.report.charts import Axis, Line, Marks, histogram, line_chart, short, thinned
+from lsdflow_evaluate.report.charts import MOST_POINTS, Axis, Line, line_chart, short
 
 X_AXIS, Y_AXIS = Axis("threshold"), Axis("bits", from_zero=True)
 
@@ -28,7 +28,7 @@ def _place_of_x(svg: str, value: str) -> float:
 
 
 def test_the_chosen_threshold_is_at_its_place_on_the_axis() -> None:
-    svg = line_chart("VOI", [_line([0.0, 0.5, 1.0], [2.0, 1.0, 3.0])], X_AXIS, Y_AXIS, Marks(0.4, "chosen 0.4"))
+    svg = line_chart("VOI", [_line([0.0, 0.5, 1.0], [2.0, 1.0, 3.0])], X_AXIS, Y_AXIS, chosen=0.4)
     (mark,) = _by_class(svg, "chosen")
     assert float(mark.get("x1", "")) == pytest.approx(_place_of_x(svg, "0.4"), abs=0.2)
     assert _by_class(svg, "chosen-text")[0].text == "chosen 0.4"
@@ -50,7 +50,6 @@ def test_missing_values_are_left_out_and_the_rest_is_drawn() -> None:
 
 def test_a_chart_without_values_says_so() -> None:
     assert "no values" in line_chart("loss", [_line([], [])], X_AXIS, Y_AXIS)
-    assert "no values" in histogram("sizes", np.array([1, 2]), np.array([0]), X_AXIS, Y_AXIS)
 
 
 def test_constant_and_single_values_can_be_drawn() -> None:
@@ -61,27 +60,17 @@ def test_constant_and_single_values_can_be_drawn() -> None:
 
 def test_hostile_names_stay_text() -> None:
     hostile = '"><script>alert(1)</script>'
-    svg = line_chart(
-        hostile, [_line([0.0, 1.0], [1.0, 2.0], hostile)], Axis(hostile), Axis(hostile), Marks(0.5, hostile)
-    )
+    svg = line_chart(hostile, [_line([0.0, 1.0], [1.0, 2.0], hostile)], Axis(hostile), Axis(hostile))
     assert "<script" not in svg
     assert _by_class(svg, "title")[0].text == hostile
 
 
-def test_the_histogram_has_a_bar_per_filled_bin_as_high_as_its_count() -> None:
-    svg = histogram("sizes", np.array([1, 10, 100, 1000]), np.array([5, 0, 10]), Axis("voxels", log=True), Axis("n"))
-    low, high = _by_class(svg, "bar")
-    assert float(high.get("height", "")) == pytest.approx(2 * float(low.get("height", "")), abs=0.2)
-    assert float(high.get("width", "")) == pytest.approx(float(low.get("width", "")), abs=0.2)
-
-
 def test_long_curves_are_thinned_to_means_and_short_ones_left_alone() -> None:
-    x, y = np.arange(10_000.0), np.ones(10_000)
-    thin_x, thin_y = thinned(x, y, 100)
-    assert thin_x.size == 100
-    assert thin_x[0] == pytest.approx(49.5)
-    np.testing.assert_allclose(thin_y, 1.0)
-    assert thinned(x[:50], y[:50], 100)[0].size == 50
+    for points, drawn in ((10_000, MOST_POINTS), (50, 50)):
+        svg = line_chart("loss", [_line(list(range(points)), [1.0] * points)], X_AXIS, Y_AXIS)
+        line = next(e for e in _by_class(svg, "line") if e.get("points"))
+        assert len(line.get("points", "").split()) == drawn
+        assert len({point.split(",")[1] for point in line.get("points", "").split()}) == 1
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.25, "0.25"), (12, "12"), (3400, "3.4k"), (2e6, "2M"), (0, "0")])

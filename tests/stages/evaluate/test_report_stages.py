@@ -1,10 +1,9 @@
-"""What the report shows of stages: maps of their blocks, their timeline, what they took, and the state of each."""
+"""What the report shows of stages: maps of their blocks, what they took, and the state of each."""
 
 from __future__ import annotations
 
 import base64
 import io
-import itertools
 import json
 import os
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from lsdflow_contract.errors import BadData
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import read_manifest
@@ -26,9 +25,10 @@ from lsdflow_evaluate.cli import app
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.evaluation import report_source, write_report
 from lsdflow_evaluate.report.collect import loss_curve, run_problems
-from lsdflow_evaluate.report.data import BlockState, Resources, StageRecord, StageRun
-from lsdflow_evaluate.report.figures import busy_periods, column_means, column_states, map_pictures, timeline
-from lsdflow_evaluate.report.stage_records import map_of, select_pass, stage_blocks, stage_record, stage_records
+from lsdflow_evaluate.report.content import block_panels
+from lsdflow_evaluate.report.data import BlockState, ReportData, Resources, StageBlocks
+from lsdflow_evaluate.report.figures import STATE_COLOURS
+from lsdflow_evaluate.report.stage_records import select_pass, stage_blocks, stage_record, stage_records, states_of
 from lsdflow_evaluate.report.words import bytes_words
 from lsdflow_evaluate.scores.scores_file import present_result
 from lsdflow_evaluate.stage import Evaluate
@@ -39,71 +39,23 @@ Make = Callable[..., Experiment]
 DONE, RETRIED, MISSING, FAILED = BlockState.DONE, BlockState.RETRIED, BlockState.MISSING, BlockState.FAILED
 
 
-def test_a_block_map_shows_done_retried_missing_and_failed_blocks_at_their_places() -> None:
+def test_blocks_are_done_retried_missing_and_failed_at_their_places() -> None:
     grid = BlockPlan(Box((0, 0, 0), (3, 10, 7)), (2, 5, 4))
-    found = map_of(grid, done={0, 1, 5, 99}, failed={6}, again={1, 2, 6}, seconds={0: 1.0, 5: 3.0, 99: 1.0})
-    assert found.states.tolist() == [[[DONE, RETRIED], [MISSING, MISSING]], [[MISSING, DONE], [FAILED, MISSING]]]
-    assert np.argwhere(np.isfinite(found.seconds)).tolist() == [[0, 0, 0], [1, 0, 1]]
+    found = states_of(grid, done={0, 1, 5, 99}, failed={6}, again={1, 2, 6})
+    assert found.tolist() == [[[DONE, RETRIED], [MISSING, MISSING]], [[MISSING, DONE], [FAILED, MISSING]]]
 
 
-def test_seen_along_z_a_column_shows_its_worst_state_and_the_mean_of_its_known_seconds() -> None:
-    states = np.array([[[DONE, RETRIED, DONE]], [[FAILED, DONE, MISSING]]], np.uint8)
-    assert column_states(states).tolist() == [[FAILED, RETRIED, MISSING]]
-    seconds = np.array([[[1.0, np.nan, np.nan]], [[3.0, 2.0, np.nan]]])
-    assert column_means(seconds).tolist()[0][:2] == [2.0, 2.0]
-    assert np.isnan(column_means(seconds)[0, 2])
-
-
-def test_the_picture_of_a_map_has_the_colour_of_each_block_at_its_place() -> None:
-    grid = BlockPlan(Box((0, 0, 0), (1, 2, 3)), (1, 1, 1))
-    states, seconds = map_pictures(map_of(grid, {0, 1}, {4}, (), {0: 0.5, 1: 2.0}))
-    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(states.uri.split(",")[1]))).convert("RGBA"))[..., :3]
-    cell = pixels.shape[0] // 2
-    at = pixels[cell // 3 :: cell, cell // 2 :: cell]
-    assert len({tuple(at[0, 0]), tuple(at[0, 1])}) == 1
-    assert len({tuple(at[0, 0]), tuple(at[1, 1]), tuple(at[0, 2])}) == 3
-    assert states.alt == "2 done, 3 missing, 1 failed"
-    assert states.aspect == 1.5
-    assert "0.5 s to 2 s" in seconds.alt
-
-
-def _run(stage: str, started: float, seconds: float | None, code: int | None, **more: object) -> StageRun:
-    return StageRun(stage, "r", started, seconds, code, **more)  # type: ignore[arg-type]
-
-
-def test_bars_of_a_timeline_have_the_shares_of_their_run_times_and_their_outcome() -> None:
-    stages = [
-        StageRecord("prepare", "finished", (_run("prepare", 1000, 10, 0),)),
-        StageRecord("predict", "failed", (_run("predict", 1010, 20, 75), _run("predict", 1040, 40, 65))),
-        StageRecord("segment", "unended", (_run("segment", 1080, None, None),)),
-        StageRecord("evaluate", "not started"),
-    ]
-    found = timeline(stages, now=1100)
-    assert found is not None
-    assert [row.stage for row in found.rows] == ["prepare", "predict", "segment"]
-    shares = [(round(b.left), round(b.width), b.state) for row in found.rows for b in row.bars]
-    assert shares == [(0, 10, "done"), (10, 20, "stopped"), (40, 40, "failed"), (80, 20, "going")]
-    assert timeline(stages[3:], now=0) is None
-
-
-def test_a_pause_longer_than_the_work_is_cut_short_and_marked() -> None:
-    assert busy_periods([(0, 10), (12, 20), (5000, 5010)]) == ((0, 20), (5000, 5010))
-    runs = (_run("predict", 0, 20, 0), _run("predict", 5000, 10, 0))
-    found = timeline([StageRecord("predict", "finished", runs)], now=0)
-    assert found is not None
-    first, second = found.rows[0].bars
-    assert first.width == pytest.approx(2 * second.width)
-    assert first.width + second.width > 90
-    assert found.ticks[-1][1].startswith("‖")
-
-
-def test_marks_of_a_timeline_never_overlap() -> None:
-    runs = tuple(_run("predict", begin, 3, 0) for begin in (0, 900, 1800, 9000, 9003, 90_000, 200_000, 10**6))
-    found = timeline([StageRecord("predict", "finished", runs)], now=0)
-    assert found is not None
-    places = [left for left, _ in found.ticks]
-    assert len(places) >= 4
-    assert min(b - a for a, b in itertools.pairwise(places)) >= 12
+def test_seen_along_z_a_column_has_the_colour_of_its_worst_block_and_the_title_counts_them() -> None:
+    states = np.array([[[DONE, RETRIED, DONE], [DONE, DONE, DONE]], [[FAILED, DONE, MISSING], [DONE, DONE, DONE]]])
+    blocks = StageBlocks(9, 1, 12, np.ones(9), states, (4, 10, 20))
+    done = StageBlocks(8, 0, 8, np.ones(8), np.zeros((2, 2, 2), np.uint8), (4, 10, 20))
+    found = {"predict": done, "watershed": blocks}
+    (panel,) = block_panels(ReportData("a", "now", blocks=found, voxel_size_nm=(8.0, 4.0, 2.0)))
+    assert panel.title == "watershed: 9 done, 1 retried, 1 missing, 1 failed"
+    assert panel.figure is not None
+    assert panel.figure.aspect == pytest.approx((3 * 40) / (2 * 40))
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(panel.figure.uri.split(",")[1]))))
+    assert [tuple(pixel) for pixel in pixels[0]] == [STATE_COLOURS[s] for s in (FAILED, RETRIED, MISSING)]
 
 
 def test_what_runs_used_adds_up_and_memory_is_that_of_the_largest_process() -> None:
@@ -154,16 +106,13 @@ def test_the_state_of_a_stage_is_how_its_newest_run_ended(make_experiment: Make,
     assert finished.state == "finished"
 
 
-def test_a_report_at_any_moment_has_a_page_for_every_stage_and_counts_nothing(make_experiment: Make) -> None:
+def test_a_report_at_any_moment_has_every_stage_and_counts_nothing(make_experiment: Make) -> None:
     experiment = make_experiment()
     experiment.layout.manifest("segment").unlink()
     assert write_report(experiment, refresh_s=60) == []
-    pages = {path.stem for path in experiment.layout.report.glob("*.html")}
-    assert pages == {
-        *("index", "prepare", "train-lsd", "train-acrlsd", "predict"),
-        *("watershed", "agglomerate", "segment", "evaluate"),
-    }
-    index = (experiment.layout.report / "index.html").read_text()
+    index = _index(experiment)
+    for stage in STAGES:
+        assert f'<th scope="row">{stage}</th>' in index
     assert '<meta http-equiv="refresh" content="60">' in index
     assert "nothing is segmented yet" in index
     assert 'id="errors"' not in index
@@ -171,7 +120,7 @@ def test_a_report_at_any_moment_has_a_page_for_every_stage_and_counts_nothing(ma
     assert not (experiment.layout.report / "scores.json").exists()
 
 
-def test_the_command_report_names_what_it_could_not_read_and_writes_the_pages_all_the_same(
+def test_the_command_report_names_what_it_could_not_read_and_writes_the_page_all_the_same(
     make_experiment: Make,
 ) -> None:
     experiment = make_experiment()
@@ -179,12 +128,11 @@ def test_the_command_report_names_what_it_could_not_read_and_writes_the_pages_al
     chunk.unlink()
     done = CliRunner().invoke(app, ["report", "-e", str(experiment.path)])
     assert done.exit_code == BadData.exit_code
-    pages = {path.stem for path in experiment.layout.report.glob("*.html") if 'id="errors"' in path.read_text()}
-    assert pages == {"index", "segment"}
+    assert '<span class="stage">segment</span>' in _index(experiment)
 
 
-def _pages_with_blocks(experiment: Experiment) -> set[str]:
-    return {path.stem for path in experiment.layout.report.glob("*.html") if "state of the blocks" in path.read_text()}
+def _index(experiment: Experiment) -> str:
+    return (experiment.layout.report / "index.html").read_text()
 
 
 def test_a_damaged_done_mark_of_a_stage_leaves_the_blocks_of_the_others_on_the_page(
@@ -192,13 +140,14 @@ def test_a_damaged_done_mark_of_a_stage_leaves_the_blocks_of_the_others_on_the_p
 ) -> None:
     experiment = copy_of(finished, "a")
     key = read_manifest(experiment.layout, "watershed").key
-    write_grid(experiment.layout, "watershed", key, BlockPlan(Box((0, 0, 0), (18, 24, 26)), (18, 24, 26)))
+    write_grid(experiment.layout, "watershed", key, BlockPlan(Box((0, 0, 0), (18, 24, 26)), (9, 12, 26)))
     assert write_report(experiment) == []
-    assert _pages_with_blocks(experiment) == {"index", "watershed", "evaluate"}
+    assert "watershed: 3 done, 1 missing" in _index(experiment)
     mark = next((experiment.layout.store / "blocks" / "watershed" / key).rglob("*.json"))
     mark.write_text("{")
     assert [str(mark) in error.where for error in write_report(experiment)] == [True]
-    assert _pages_with_blocks(experiment) == {"index", "evaluate"}
+    assert "watershed: 3 done, 1 missing" not in _index(experiment)
+    assert "3 of 4 blocks" not in _index(experiment)
 
 
 def test_scores_that_were_changed_after_the_run_are_not_reported(finished: Experiment, copy_of: Make) -> None:
@@ -267,12 +216,12 @@ def test_scores_are_reported_again_only_for_the_present_segmentation_and_setting
     assert _present_scores(experiment, EvaluateConfig(zeros="ignore")) == {}
     (experiment.layout.report / "index.html").unlink()
     write_report(experiment)
-    assert f"{scores['voi']:.3f}" in (experiment.layout.report / "index.html").read_text()
+    assert f"{scores['voi']:.3f}" in _index(experiment)
     segment = read_manifest(experiment.layout, "segment")
     segment.model_copy(update={"identity": "another"}).write(experiment.layout)
     assert _present_scores(experiment, EvaluateConfig()) == {}
     write_report(experiment)
-    assert "evaluate run makes them" in (experiment.layout.report / "index.html").read_text()
+    assert "evaluate run makes them" in _index(experiment)
 
 
 def test_of_a_stage_with_several_passes_the_one_with_the_blocks_of_the_manifest_is_selected(
@@ -303,7 +252,7 @@ def test_of_prepare_the_blocks_of_all_passes_of_the_current_volumes_are_counted(
     prepared = prepared.model_copy(update={"inputs": {"target": volume}, "facts": {}})
     found = stage_blocks(report_source(experiment), "prepare", prepared)
     assert found is not None
-    assert (found.done, found.failed, found.total, found.map) == (5, 0, 5, None)
+    assert (found.done, found.failed, found.total, found.states) == (5, 0, 5, None)
 
 
 def test_the_grid_of_blocks_is_noted_when_their_work_begins(

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from lsdflow_contract.lut import Lut
 from lsdflow_evaluate.errors.ranking import write_worst
-from lsdflow_evaluate.report.content import passed
 from lsdflow_evaluate.report.data import ReportData
 from lsdflow_evaluate.report.findings import worst_errors
 from lsdflow_evaluate.scores.run_length import Skeletons
@@ -22,11 +20,6 @@ from lsdflow_metrics.scores import score
 FIRST, SECOND = {"segment": 7, "truth": 1, "voxels": 1500}, {"segment": 9, "truth": 2, "voxels": 40}
 ERROR = {"id": 5, "voxels": 1540, "bits": 0.25, "parts": 3, "first": FIRST, "second": SECOND}
 SITE = {"position_nm": [410.0, 5.25, 26.25], "position_vox": [0, 0, 0], "distance_nm": 10.5}
-
-
-@pytest.mark.parametrize(("voi", "success"), [(1.99, True), (2.0, False), (2.01, False), (None, None)])
-def test_a_voi_at_the_limit_is_no_success(voi: float | None, success: bool | None) -> None:
-    assert passed(voi, 2.0) is success
 
 
 def _row(merge_function: str, threshold: float) -> dict[str, Any]:

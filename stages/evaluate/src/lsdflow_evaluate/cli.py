@@ -1,4 +1,4 @@
-"""The command `evaluate`: the verbs of every stage, and `report`, which writes the pages and counts nothing."""
+"""The command `evaluate`: the verbs of every stage, and `report`, which writes the page and counts nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lsdflow_evaluate.config import EvaluateConfig
 
 SUMMARY = "Score the segmentation against ground truth, and write the report of the experiment."
 app = stage_app(StageCommand("evaluate", EvaluateConfig, SUMMARY))
-Refresh = Annotated[int | None, typer.Option(min=1, help="browsers reload the pages after this many seconds")]
+Refresh = Annotated[int | None, typer.Option(min=1, help="browsers reload the page after this many seconds")]
 
 
 @app.command(help="Write the report from the present results, at any time; computes no new scores.")
@@ -31,7 +31,7 @@ def report(
     json_: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Exit code 0, or that of the first artefact that could not be read: the pages are written all the same."""
+    """Exit code 0, or that of the first artefact that could not be read: the page is written all the same."""
     with opened_experiment(experiment, override, debug, json_) as opened:
         # zarr and jinja2 take longer to start than all the other verbs
         from lsdflow_evaluate.evaluation import write_report

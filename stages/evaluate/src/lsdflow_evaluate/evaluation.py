@@ -29,7 +29,7 @@ from lsdflow_evaluate.errors.split_merge_sites import listed, sites_of
 from lsdflow_evaluate.inputs import NO_TRUTH, SCORED_STAGES, Counting, Segmented, open_segmented, require_counting
 from lsdflow_evaluate.pass_files import drop_pass_files, write_pass_files
 from lsdflow_evaluate.report.collect import Collector, collect
-from lsdflow_evaluate.report.page import write_pages
+from lsdflow_evaluate.report.page import write_page
 from lsdflow_evaluate.report.stage_records import Source, finished_stages
 from lsdflow_evaluate.scores.counting import BORDER, BORDERS_VOX, ROI, THRESHOLD_ROI, counted
 from lsdflow_evaluate.scores.error_budget import error_budget
@@ -108,7 +108,7 @@ def evaluate(experiment: Experiment) -> Manifest:
         write_lsd_error(layout.report / "lsd_error.csv", errors_map.ranked)
     elif errors_map:
         (layout.report / "lsd_error.csv").unlink(missing_ok=True)
-    write_pages(layout.report, data)
+    write_page(layout.report, data)
     if collector.errors:
         layout.manifest(STAGE).unlink(missing_ok=True)
         remove_manifest(layout, STAGE, [manifest.key])
@@ -120,9 +120,9 @@ def evaluate(experiment: Experiment) -> Manifest:
 
 
 def write_report(experiment: Experiment, refresh_s: int | None = None) -> list[StageError]:
-    """The report of what there is now; nothing is counted. Returns what could not be read: the pages show it, too.
+    """The report of what there is now; nothing is counted. Returns what could not be read: the page shows it, too.
 
-    What a stage has still to make is no error. `refresh_s`: browsers load the pages again after so long.
+    What a stage has still to make is no error. `refresh_s`: browsers load the page again after so long.
     """
     config, layout = experiment.table(STAGE, EvaluateConfig), experiment.layout
     collector = Collector()
@@ -130,7 +130,7 @@ def write_report(experiment: Experiment, refresh_s: int | None = None) -> list[S
     if layout.manifest("prepare").exists() or layout.target_volume.exists():
         result, scored = _present(experiment, config, collector)
     data = collect(report_source(experiment), config, scored.grid, scored.segmented, scored.scores, result, collector)
-    write_pages(layout.report, replace(data, refresh_s=refresh_s))
+    write_page(layout.report, replace(data, refresh_s=refresh_s))
     return collector.errors
 
 

@@ -1,1 +1,1 @@
-"""The report of an experiment: `collect` reads everything from disk, `page` renders it as pages of HTML."""
+"""The report of an experiment: `collect` reads everything from disk, `page` renders it as HTML."""

@@ -1,7 +1,7 @@
 """Reads everything that the report needs, once. A part that cannot be read becomes a problem of the page.
 
 done marks, runs, logs --stage_records--.
-loss.csv, snapshots of trainings --------+--> ReportData --page--> report/*.html
+loss.csv, snapshots of trainings --------+--> ReportData --page--> report/index.html
 volumes, scores, manifests --------------'
 """
 
@@ -90,7 +90,7 @@ def collect(
     result: Manifest | None,
     collector: Collector,
 ) -> ReportData:
-    """The data of the pages.
+    """The data of the page.
 
     scores: what scores.json holds, or will; result: their manifest, which need not be on disk yet. `collector` may hold
     problems already, and gets those of the parts that cannot be read.

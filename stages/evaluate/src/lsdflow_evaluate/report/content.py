@@ -1,20 +1,18 @@
-"""The contents of the pages of an experiment and of its stages: tiles, planes of figures, tables.
+"""The contents of the page of an experiment: tiles, planes of figures, tables.
 
 Pure functions from `ReportData` to plain values; the templates decide the layout. What is missing is put in words here.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from lsdflow_contract.experiment import STAGES
-from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import Manifest
 from lsdflow_evaluate.report.data import (
     FAILED,
     FINISHED,
@@ -22,16 +20,16 @@ from lsdflow_evaluate.report.data import (
     SHORT,
     STOPPED,
     UNENDED,
+    BlockState,
     ComparedResult,
-    DatasetFacts,
+    Neurites,
     ReportData,
-    Resources,
     StageBlocks,
     StageRecord,
+    StageRun,
     TrainingSnapshot,
 )
-from lsdflow_evaluate.report.figures import Figure, example_figure, figure_of
-from lsdflow_evaluate.report.findings import affinities_in_pictures
+from lsdflow_evaluate.report.figures import Figure, block_map, colours_of_ids, example_figure, figure_of, hex_colour
 from lsdflow_evaluate.report.words import CROSS, NOTHING, duration, resource_words
 
 LAYERS = {
@@ -41,44 +39,37 @@ LAYERS = {
     "fragments": ("Fragments", "watershed has not finished here"),
     "segmentation": ("Segmentation", "segment has not finished here"),
     "truth": ("Truth", ""),
+    "lsd_error": ("LSD error (white: 1)", ""),
 }
-# No placeholder for what need not exist: layers without a reason above, and these.
-LSD_ERROR = "LSD error (white: 1)"
-FURTHER_LAYERS = {"lsd_error": LSD_ERROR}
 # Affinities of the demo's volume, as pictures in this package.
 EXAMPLES = {
     "affinities_good": "good: white inside neurons, thin dark closed lines between them",
     "affinities_untrained": "hardly trained: grey everywhere, nothing is decided",
 }
 PLANES = {"z": "xy", "y": "xz", "x": "yz"}
-# Titles of the pictures of a training that the page of the experiment shows.
-SMALL_TITLES = ("Raw", "target", "prediction")
-# Columns of the comparison of results: the scores of scores.json and their formats, then segments and age.
-COMPARED_SCORES = {
-    "threshold": ("threshold", "{:g}"),
-    "VOI split": ("voi_split", "{:.4f}"),
-    "VOI merge": ("voi_merge", "{:.4f}"),
-    "VOI": ("voi", "{:.4f}"),
-    "adapted Rand": ("adapted_rand_error", "{:.4f}"),
+# Columns of the scores of thresholds: the names in scores.json, their format and what they are divided by.
+SCORES = {
+    "VOI split": ("voi_split", "{:.4f}", 1),
+    "VOI merge": ("voi_merge", "{:.4f}", 1),
+    "VOI": ("voi", "{:.4f}", 1),
+    "adapted Rand": ("adapted_rand_error", "{:.4f}", 1),
+    "Rand split": ("rand_split", "{:.4f}", 1),
+    "Rand merge": ("rand_merge", "{:.4f}", 1),
+    "ERL µm": ("expected_run_length_nm", "{:.2f}", 1000),
+    "norm. ERL": ("normalized_erl", "{:.4f}", 1),
+    "segments": ("number_of_segments", "{:,}", 1),
 }
-COMPARED_COLUMNS = (*COMPARED_SCORES, "segments", "age")
-# The layers that a stage writes, or, for evaluate, compares.
-WRITTEN = {
-    "prepare": ("Raw", "Truth"),
-    "predict": ("LSDs", "Affinities"),
-    "watershed": ("Fragments",),
-    "segment": ("Segmentation",),
-    "evaluate": ("Segmentation", "Truth", LSD_ERROR),
-}
+COMPARED_SCORES = ("VOI split", "VOI merge", "VOI", "adapted Rand")
+# State of a stage: its words and their style.
 STATES = {
     FINISHED: ("✓ finished", "good"),
-    SHORT: ("ended early", "bad"),
+    SHORT: ("! ended early", "bad"),
     FAILED: ("✗ failed", "bad"),
-    STOPPED: ("stopped", ""),
-    UNENDED: ("no outcome", ""),
-    NOT_STARTED: (NOTHING, ""),
+    STOPPED: ("stopped, can be resumed", ""),
+    UNENDED: ("runs, or was killed", ""),
+    NOT_STARTED: ("not started", "quiet"),
 }
-NOTES = {STOPPED: "run it again to resume", UNENDED: "it runs, or was killed", NOT_STARTED: "not started"}
+CUBIC_MICROMETRE_NM3 = 1e9
 
 
 @dataclass(frozen=True)
@@ -93,101 +84,51 @@ class Tile:
 
 @dataclass(frozen=True)
 class Panel:
-    """One layer in one plane: a figure, or the reason why there is none."""
+    """A figure, or the reason why there is none; `place`: its plane in words; `under`: what the raw beneath its labels
+    is called; `aspect`: width / height."""
 
     title: str
     figure: Figure | None
     missing: str = ""
+    place: str = ""
+    under: str = ""
+    aspect: float = 1.0
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Three words of a plane (axis, name, position), its panels, the raw picture beneath labels, width / height."""
+    """Three words of a plane (axis, name, position), its panels, and the raw picture beneath labels."""
 
     axis: str
     name: str
     position: str
     panels: tuple[Panel, ...]
     under_uri: str
-    aspect: float
-
-
-@dataclass(frozen=True)
-class TrainingView:
-    """`plane`: all pictures, None if no snapshot can be read; `small`: those for the page of the experiment; a row of
-    texts for each dataset."""
-
-    stage: str
-    title: str
-    plane: Plane | None
-    small: tuple[Panel, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left_out: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class StageRow:
-    """One line of the table of stages; texts, `done_percent` None where the stage has no blocks; `page`: it has one."""
-
-    stage: str
-    page: bool
-    work: str
-    run_time: str
-    block_time: str
-    used: tuple[str, ...]
-    done_percent: float | None
-    failed: int
-
-
-def passed(voi: float | None, limit: float) -> bool | None:
-    """Success: VOI split + merge (bits) below the limit; None if it was not measured."""
-    return None if voi is None else voi < limit
 
 
 def tiles(data: ReportData) -> tuple[Tile, ...]:
     """The summary: quality first, then what was done."""
     score, lut = data.chosen_score, data.chosen_lut
-    has_truth = data.scores.get("has_truth")
-    success = passed(data.scores.get("voi"), data.voi_limit)
-    state = {True: "good", False: "bad", None: ""}[success]
-    voi = Tile("VOI, split + merge", NOTHING, "not measured" if has_truth else "no truth given: see below")
+    voi = Tile("VOI, split + merge", NOTHING, "not measured" if data.scores.get("has_truth") else "no truth given")
     if score:
-        note = f"{score['voi_split']:.3f} + {score['voi_merge']:.3f} bits"
-        voi = Tile("VOI, split + merge", f"{score['voi']:.3f}", note, state)
-    criteria = Tile("Criteria", NOTHING, "nothing could be measured")
-    if not has_truth and (affs := affinities_in_pictures(data)):
-        criteria = Tile("Affinities", affs.word, affs.measured, affs.state)
-    if success is not None:
-        criteria = Tile("Criteria", "✓ passed" if success else "✗ failed", f"{int(success)} of 1 met", state)
-    segments = Tile("Segments", NOTHING, "not counted")
-    if lut or score:
-        number = lut["segments"] if lut else score["number_of_segments"] if score else 0
-        largest = lut.get("largest_segment_vox") if lut else None
-        segments = Tile("Segments", f"{number:,}", f"largest {largest:,} vox" if largest else "at the chosen threshold")
-    threshold = Tile("Threshold", NOTHING, "none chosen")
-    if chosen := score or lut:
-        threshold = Tile("Threshold", f"{chosen['threshold']:g}", chosen["merge_function"])
-    return voi, criteria, segments, threshold, _volume_tile(data), _time_tile(data)
-
-
-def _volume_tile(data: ReportData) -> Tile:
-    if data.shape_vox is None:
-        return Tile("Volume", NOTHING, "not known")
-    value = f"{CROSS}\u200b".join(str(n) for n in data.shape_vox)  # may break after each cross
-    if data.voxel_size_nm is None:
-        return Tile("Volume", value, "voxels z, y, x; voxel size not known")
-    size = f" {CROSS} ".join(f"{v:g}" for v in data.voxel_size_nm)
-    return Tile("Volume", value, f"voxels of {size} nm (z, y, x)")
-
-
-def _time_tile(data: ReportData) -> Tile:
+        success = score["voi"] < data.voi_limit
+        verdict = f"✓ passed, < {data.voi_limit:g}" if success else f"✗ failed, not < {data.voi_limit:g}"
+        note = f"{score['voi_split']:.3f} + {score['voi_merge']:.3f} bits: {verdict}"
+        voi = Tile("VOI, split + merge", f"{score['voi']:.3f}", note, "good" if success else "bad")
+    chosen = score or lut or {}
+    facts = lut or {}
+    number, largest = chosen.get("number_of_segments", facts.get("segments")), facts.get("largest_segment_vox")
+    threshold = f"{chosen['threshold']:g}" if chosen else NOTHING
+    shape = f"{CROSS}\u200b".join(map(str, data.shape_vox or ())) or NOTHING  # may break after each cross
+    size = f" {CROSS} ".join(f"{v:g}" for v in data.voxel_size_nm or ())
     walls = [found.facts["seconds"] for found in data.manifests.values() if "seconds" in found.facts]
-    if walls:
-        return Tile("Run time", duration(sum(walls)), "all stages")
-    if data.blocks:
-        total = sum(float(np.nansum(blocks.seconds)) for blocks in data.blocks.values())
-        return Tile("Run time", duration(total), "sum over the blocks")
-    return Tile("Run time", NOTHING, "not recorded")
+    return (
+        voi,
+        Tile("Segments", NOTHING if number is None else f"{number:,}", f"largest {largest:,} vox" if largest else ""),
+        Tile("Threshold", threshold, chosen.get("merge_function", "none chosen")),
+        Tile("Volume", shape, f"voxels of {size} nm (z, y, x)" if size else "voxel size not known"),
+        Tile("Run time", duration(sum(walls)) if walls else NOTHING, "all stages" if walls else "not recorded"),
+    )
 
 
 def planes(data: ReportData) -> tuple[Plane, ...]:
@@ -197,17 +138,15 @@ def planes(data: ReportData) -> tuple[Plane, ...]:
 
 def _plane(data: ReportData, axis: str) -> Plane:
     figures = {picture.layer: figure_of(picture) for picture in data.pictures if picture.axis == axis}
+    position = next((f"{axis} = {f.index_vox}" for f in figures.values()), "no picture")
+    place, under = f"{PLANES[axis]} plane, {position}", axis if "raw" in figures else ""
+    aspect = next((f.aspect for f in figures.values()), 1.0)
     panels = [
-        Panel(title, figures.get(layer), "" if layer in figures else reason)
+        Panel(title, figures.get(layer), "" if layer in figures else reason, place, under, aspect)
         for layer, (title, reason) in LAYERS.items()
         if reason or layer in figures
     ]
-    further = {layer: figure for layer, figure in figures.items() if layer not in LAYERS}
-    panels += [Panel(FURTHER_LAYERS.get(layer, layer), figure) for layer, figure in further.items()]
-    position = next((f"{axis} = {f.index_vox}" for f in figures.values()), "no picture")
-    under = figures["raw"].uri if "raw" in figures else ""
-    aspect = next((f.aspect for f in figures.values()), 1.0)
-    return Plane(axis, PLANES[axis], position, tuple(panels), under, aspect)
+    return Plane(axis, PLANES[axis], position, tuple(panels), figures["raw"].uri if under else "")
 
 
 def affinities_compared(data: ReportData, planes: Sequence[Plane]) -> tuple[Panel, ...]:
@@ -217,47 +156,67 @@ def affinities_compared(data: ReportData, planes: Sequence[Plane]) -> tuple[Pane
     if data.scores.get("has_truth") or not own:
         return ()
     examples = ((text, example_figure(name)) for name, text in EXAMPLES.items())
-    return (Panel("these", own[0]), *(Panel(text, figure) for text, figure in examples))
+    return tuple(Panel(f"Affinities, {text}", figure) for text, figure in (("these", own[0]), *examples))
 
 
-def stage_rows(data: ReportData) -> tuple[StageRow, ...]:
-    """Every stage of which something is known, in the order of the pipeline."""
-    known = {*data.manifests, *data.blocks, *(curve.stage for curve in data.losses)}
-    known |= {record.stage for record in data.stages if record.runs}
-    ordered = [s for s in STAGES if s in known] + sorted(known - set(STAGES))
-    return tuple(stage_row(data, stage) for stage in ordered)
+def neurites_panel(neurites: Neurites) -> tuple[Panel, list[tuple[str, str]]]:
+    """The picture of the largest segments; colour and words of each."""
+    where = f"the box in its middle, {neurites.part}" if neurites.part else "the whole segmentation"
+    title = f"The {len(neurites.ids)} largest segments of {where}, seen along {neurites.picture.axis}"
+    volumes = (f"{volume / CUBIC_MICROMETRE_NM3:.3g} µm³" for volume in neurites.volumes_nm3)
+    colours = colours_of_ids(np.array(neurites.ids, np.uint64)).tolist()
+    words = (f"{label}: {volume}" for label, volume in zip(neurites.ids, volumes, strict=True))
+    return Panel(title, figure_of(neurites.picture)), [(hex_colour(c), w) for c, w in zip(colours, words, strict=True)]
 
 
-def stage_row(data: ReportData, stage: str) -> StageRow:
-    """The line of one stage."""
+def block_panels(data: ReportData) -> tuple[Panel, ...]:
+    """A map of the blocks of each stage of which not all are simply done, with how many are in which state."""
+    made = []
+    for stage, blocks in data.blocks.items():
+        if blocks.states is not None and blocks.states.any():
+            counts = {state.name.lower(): int((blocks.states == state).sum()) for state in BlockState}
+            title = f"{stage}: {', '.join(f'{n:,} {name}' for name, n in counts.items() if n)}"
+            depth, row, column = np.multiply(blocks.block_shape_vox, data.voxel_size_nm or 1.0).tolist()
+            made.append(Panel(title, block_map(blocks.states, (depth, row, column))))
+    return tuple(made)
+
+
+def stage_rows(data: ReportData) -> list[dict[str, Any]]:
+    """Every stage of the chain in words, with its runs, the newest first."""
+    return [
+        {
+            "record": record,
+            "state": STATES[record.state][0],
+            "style": STATES[record.state][1],
+            "work": _work(data, record.stage),
+            "failed": blocks.failed if (blocks := data.blocks.get(record.stage)) else 0,
+            "begun": _moment(record.runs[0].started) if record.runs else NOTHING,
+            "run_time": _run_time(record),
+            "block_time": _block_time(data.blocks.get(record.stage)),
+            "used": resource_words(record.resources),
+            "runs": [_run_row(run) for run in reversed(record.runs)],
+            "result": _result_rows(record.manifest) if record.manifest else [],
+        }
+        for record in data.stages
+    ]
+
+
+def _work(data: ReportData, stage: str) -> str:
     blocks = data.blocks.get(stage)
     loss = next((c for c in data.losses if c.stage == stage), None)
-    record = next((r for r in data.stages if r.stage == stage), None)
-    work = NOTHING
     if blocks is not None:
-        work = f"{blocks.done:,} of {blocks.total:,} blocks"
-    elif loss is not None and loss.iterations.size:
-        made = data.manifests.get(stage)
-        wanted = made.facts.get("max_iteration") if made else None
-        work = f"{int(loss.iterations.max()):,}{f' of {wanted:,}' if wanted else ''} iterations"
-    return StageRow(
-        stage=stage,
-        page=record is not None,
-        work=work,
-        run_time=_run_time(data, record, stage),
-        block_time=_block_time(blocks),
-        used=resource_words(record.resources if record else Resources()),
-        done_percent=100.0 * blocks.done / blocks.total if blocks and blocks.total else None,
-        failed=blocks.failed if blocks else 0,
-    )
+        return f"{blocks.done:,} of {blocks.total:,} blocks"
+    if loss is None or not loss.iterations.size:
+        return NOTHING
+    wanted = data.manifests[stage].facts.get("max_iteration") if stage in data.manifests else None
+    return f"{int(loss.iterations.max()):,}{f' of {wanted:,}' if wanted else ''} iterations"
 
 
-def _run_time(data: ReportData, record: StageRecord | None, stage: str) -> str:
+def _run_time(record: StageRecord) -> str:
     """That of the manifest; else of all runs."""
-    manifest = data.manifests.get(stage)
-    if manifest is not None and "seconds" in manifest.facts:
-        return duration(manifest.facts["seconds"])
-    known = [run.seconds for run in record.runs if run.seconds is not None] if record else []
+    if record.manifest is not None and "seconds" in record.manifest.facts:
+        return duration(record.manifest.facts["seconds"])
+    known = [run.seconds for run in record.runs if run.seconds is not None]
     return duration(sum(known)) if known else NOTHING
 
 
@@ -268,127 +227,77 @@ def _block_time(blocks: StageBlocks | None) -> str:
     return f"{duration(middle)} · 95 %: {duration(slow)}"
 
 
-def version_rows(data: ReportData) -> list[dict[str, str]]:
-    """Every stage that has finished: who wrote its result, with which settings, and what it is."""
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def _run_row(run: StageRun) -> dict[str, Any]:
+    """A run in words."""
+    ended = {"done": "✓ done", "going": "no outcome yet", "stopped": "stopped"}.get(run.state, f"✗ {run.exit_code}")
+    return {
+        "begun": _moment(run.started),
+        "run_time": duration(run.seconds) if run.seconds is not None else NOTHING,
+        "ended": f"{ended}: {run.what}" if run.what and run.state == "failed" else ended,
+        "style": {"done": "good", "failed": "bad"}.get(run.state, "quiet"),
+        "machine": " ".join(filter(None, (run.host, run.job and f"job {run.job}"))) or NOTHING,
+        "used": resource_words(run.resources),
+    }
+
+
+def _result_rows(manifest: Manifest) -> list[tuple[str, str]]:
+    """The outputs, inputs and counts in the manifest."""
+    facts = {k: v for k, v in manifest.facts.items() if isinstance(v, str | int | float) and not isinstance(v, bool)}
     return [
-        {
-            "stage": stage,
-            "version": found.writer.version or "unknown",
-            "digest": found.writer.image_digest or "no image",
-            "revision": found.writer.revision or "unknown",
-            "contract": found.contract,
-            "config_hash": hash_of(found.config),
-            "identity": found.identity,
-        }
-        for stage, found in data.manifests.items()
+        *((f"output {name}", path) for name, path in manifest.outputs.items()),
+        *((f"input {name}", identity) for name, identity in manifest.inputs.items()),
+        *((name, f"{value:,.6g}" if isinstance(value, float) else str(value)) for name, value in facts.items()),
     ]
 
 
-def compared_rows(results: Sequence[ComparedResult]) -> list[dict[str, Any]]:
-    """Key, what differs from the current chain, and a text for each of COMPARED_COLUMNS, of each result."""
-    rows = []
-    for result in results:
-        scores = [
-            text.format(result.scores[name]) if name in result.scores else NOTHING
-            for name, text in COMPARED_SCORES.values()
-        ]
-        texts = (*scores, NOTHING if result.segments is None else f"{result.segments:,}", duration(result.age_s))
-        rows.append({"key": result.key, "current": result.current, "settings": result.settings, "texts": texts})
-    return rows
+def score_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns of SCORES that some row has a value for."""
+    return [name for name, (value, _, _) in SCORES.items() if any(row.get(value) is not None for row in rows)]
 
 
-def compared_panels(results: Sequence[ComparedResult]) -> tuple[Panel, ...]:
-    """The segmentations of the results that have a picture, with their threshold and VOI if they are known."""
-    return tuple(Panel(_compared_title(result), figure_of(result.picture)) for result in results if result.picture)
+def score_texts(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    """The values of one row of scores.json as texts."""
+    values = ((row.get(SCORES[name][0]), *SCORES[name][1:]) for name in columns)
+    return [NOTHING if v is None else text.format(v / unit if unit > 1 else v) for v, text, unit in values]
 
 
-def _compared_title(result: ComparedResult) -> str:
-    title = f"{result.key}, current" if result.current else result.key
-    if "voi" not in result.scores:
-        return title
-    return f"{title}: threshold {result.scores['threshold']:g}, VOI {result.scores['voi']:.3f}"
-
-
-def training_view(snapshot: TrainingSnapshot) -> TrainingView:
-    """A snapshot of a training. Its plane has the name of the stage for an axis: the raw beneath labels is its own."""
-    panels = tuple(Panel(title, figure_of(picture)) for title, picture in snapshot.pictures)
-    figure = panels[0].figure if panels else None
-    plane = None
-    if figure is not None:
-        plane = Plane(snapshot.stage, "yx", f"z = {figure.index_vox}", panels, figure.uri, figure.aspect)
-    title = "no snapshot can be read" if snapshot.iteration is None else f"iteration {snapshot.iteration:,}"
-    small = tuple(panel for panel in panels if panel.title.rpartition(": ")[2] in SMALL_TITLES)
-    rows = tuple(_dataset_words(facts) for facts in snapshot.datasets)
-    return TrainingView(snapshot.stage, title, plane, small, rows, snapshot.left_out)
-
-
-def _dataset_words(facts: DatasetFacts) -> tuple[str, ...]:
-    shape = f" {CROSS} ".join(str(n) for n in facts.shape)
-    error = NOTHING
-    if facts.error is not None and facts.share is not None:
-        value = f"{facts.error:.4g}" if math.isfinite(facts.error) else "not a number"
-        error = f"{value}, of {100 * facts.share:.3g} % of the values"
-        if facts.share == 0:
-            error = "no weight > 0: nothing is trained here"
-    return facts.name, shape, facts.dtype, f"{facts.low:.4g} to {facts.high:.4g}", error
-
-
-def stage_tiles(data: ReportData, record: StageRecord) -> tuple[Tile, ...]:
-    """State, work, time, and the resources used."""
-    row, (value, state) = stage_row(data, record.stage), STATES[record.state]
-    processor, memory, read, written, gpu = row.used
-    code = f"exit code {record.last.exit_code}" if record.last and record.last.exit_code else ""
-    return (
-        Tile("State", value, code or NOTES.get(record.state, ""), state),
-        Tile("Work", row.work, f"{row.failed} failed" if row.failed else ""),
-        Tile("Run time", row.run_time, f"{len(record.runs)} runs" if len(record.runs) > 1 else ""),
-        Tile("Processor time", processor, "all processes together"),
-        Tile("Memory", memory, "the largest process" + ("" if gpu == NOTHING else f"; GPU {gpu}")),
-        Tile("Read", read, "" if written == NOTHING else f"{written} written"),
-    )
-
-
-def stage_panels(planes: Sequence[Plane], stage: str) -> list[tuple[str, list[tuple[Panel, Plane]]]]:
-    """For each layer that the stage writes its title, and its panels that have a figure, with their planes."""
-    rows = []
-    for title in WRITTEN.get(stage, ()):
-        row = [(panel, plane) for plane in planes for panel in plane.panels if panel.title == title and panel.figure]
-        if row:
-            rows.append((title, row))
-    return rows
-
-
-def run_rows(record: StageRecord) -> list[dict[str, Any]]:
-    """The runs in words, the newest first."""
-    rows = []
-    for run in reversed(record.runs):
-        ended = {"done": "✓ done", "going": "no outcome yet", "stopped": "stopped"}.get(run.state, f"✗ {run.exit_code}")
-        rows.append(
-            {
-                "begun": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(run.started)),
-                "run_time": duration(run.seconds) if run.seconds is not None else NOTHING,
-                "ended": f"{ended}: {run.what}" if run.what and run.state == "failed" else ended,
-                "style": {"done": "good", "failed": "bad"}.get(run.state, "quiet"),
-                "host": run.host or NOTHING,
-                "job": run.job or NOTHING,
-                "used": resource_words(run.resources),
-            }
-        )
-    return rows
-
-
-def result_rows(record: StageRecord) -> list[tuple[str, str]]:
-    """The outputs, identities and counts in the manifest; none if the stage has not finished."""
-    found = record.manifest
-    if found is None:
-        return []
-    facts = {k: v for k, v in found.facts.items() if isinstance(v, str | int | float) and not isinstance(v, bool)}
+def compared_rows(results: Sequence[ComparedResult]) -> list[tuple[ComparedResult, tuple[str, ...]]]:
+    """Each result with its threshold, the COMPARED_SCORES, segments and age as texts."""
     return [
-        *((f"output {name}", path) for name, path in found.outputs.items()),
-        ("identity", found.identity),
-        ("key of the work", found.key),
-        ("hash of the settings", hash_of(found.config)),
-        *((f"input {name}", identity) for name, identity in found.inputs.items()),
-        *((name, f"{value:,.6g}" if isinstance(value, float) else str(value)) for name, value in facts.items()),
-        ("contract", found.contract),
+        (
+            result,
+            (
+                f"{result.scores['threshold']:g}" if "threshold" in result.scores else NOTHING,
+                *score_texts(result.scores, COMPARED_SCORES),
+                NOTHING if result.segments is None else f"{result.segments:,}",
+                duration(result.age_s),
+            ),
+        )
+        for result in results
+    ]
+
+
+def compared_panels(results: Sequence[ComparedResult], plane: Plane | None) -> list[Panel]:
+    """The segmentations of the results that have a picture, with their threshold and VOI if they are known."""
+    place = f"{plane.name} plane, {plane.position}" if plane else ""
+    under = plane.axis if plane and plane.under_uri else ""
+    made = []
+    for result in results:
+        title = f"{result.key}, current" if result.current else result.key
+        if "voi" in result.scores:
+            title += f": threshold {result.scores['threshold']:g}, VOI {result.scores['voi']:.3f}"
+        if result.picture:
+            made.append(Panel(title, figure_of(result.picture), place=place, under=under))
+    return made
+
+
+def training_panels(snapshot: TrainingSnapshot) -> list[Panel]:
+    """The pictures of a snapshot; the raw beneath its labels has the name of the stage."""
+    return [
+        Panel(title, figure_of(picture), place=f"yx plane, z = {picture.index_vox}", under=snapshot.stage)
+        for title, picture in snapshot.pictures
     ]

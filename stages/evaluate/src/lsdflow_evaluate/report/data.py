@@ -1,6 +1,6 @@
 """What the report shows: arrays, manifests and plain values; nothing that has to be opened.
 
-`collect.collect` reads a `ReportData` from the experiment; `page.render_pages` turns it into pages of HTML. Every part
+`collect.collect` reads a `ReportData` from the experiment; `page.render_page` turns it into HTML. Every part
 may be empty: a report is also made after a failure, and what is missing is named in `problems`, which come first.
 """
 
@@ -20,6 +20,7 @@ from lsdflow_contract.manifest import Manifest
 from lsdflow_evaluate.errors.doubtful_place import DoubtfulPlace
 
 Axis = Literal["z", "y", "x"]
+AXES: tuple[Axis, ...] = ("z", "y", "x")
 LayerKind = Literal["grey", "colour", "labels"]
 FINISHED, SHORT, FAILED = "finished", "finished short", "failed"
 STOPPED, UNENDED, NOT_STARTED = "stopped", "unended", "not started"
@@ -41,7 +42,7 @@ class Problem:
 class Picture:
     """One layer in one plane.
 
-    `image` is (rows, columns) uint8 for "grey", (rows, columns, 3) uint8 for "colour", (rows, columns) uint64 for
+    `image` is (rows, columns) uint8 for "grey", (rows, columns, 3 or 4) uint8 for "colour", (rows, columns) uint64 for
     "labels" (0 = background). Rows and columns are the two axes that remain, in the order z, y, x. `index_vox` counts
     on the grid of the target raw volume; `pixel_size_nm` is (row, column).
     """
@@ -56,19 +57,11 @@ class Picture:
 
 @dataclass(frozen=True, eq=False)
 class Neurites:
-    """The largest labels in 3-D: RGBA pixels (rows, columns, 4) uint8, clear where nothing is; ids and volumes, the
-    largest first.
+    """The largest segments, the largest first, and their picture. `part`: the box in it, if it is not the whole."""
 
-    `corners` (8, 2): row and column of the corners of the box, numbered by the bits z, y, x; `farthest`: the number of
-    the one that is farthest away. `part`: the box in the picture, if it is not the whole segmentation.
-    """
-
-    pixels: NDArray[np.uint8]
+    picture: Picture
     ids: tuple[int, ...]
     volumes_nm3: tuple[float, ...]
-    corners: NDArray[np.float64]
-    farthest: int
-    pixel_nm: float
     part: str = ""
 
 
@@ -81,29 +74,16 @@ class LossCurve:
     series: dict[str, NDArray[np.float64]]
 
 
-@dataclass(frozen=True)
-class DatasetFacts:
-    """One dataset of a training snapshot. Of a prediction also the mean squared error where the weight is > 0, and the
-    share of values with such a weight (None of other datasets)."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    low: float
-    high: float
-    error: float | None = None
-    share: float | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class TrainingSnapshot:
-    """The newest snapshot of a training that can be read: titled pictures of its middle plane, Raw first, and its
-    datasets. `iteration` None: none can be read; `left_out`: a sentence for each newer one that cannot."""
+    """The newest snapshot of a training that can be read: titled pictures of its middle plane, Raw first; of each
+    dataset name, shape, type, range, and mean squared error. `iteration` None: none can be read; `left_out`: a
+    sentence for each newer one that cannot."""
 
     stage: str
     iteration: int | None
     pictures: tuple[tuple[str, Picture], ...] = ()
-    datasets: tuple[DatasetFacts, ...] = ()
+    datasets: tuple[tuple[str, ...], ...] = ()
     left_out: tuple[str, ...] = ()
 
 
@@ -117,24 +97,16 @@ class BlockState(IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class BlockMap:
-    """The blocks of a stage on their grid: states (z, y, x) of BlockState, seconds (z, y, x), NaN where not known."""
-
-    states: NDArray[np.uint8]
-    seconds: NDArray[np.float64]
-    block_shape_vox: tuple[int, int, int]
-
-
-@dataclass(frozen=True, eq=False)
 class StageBlocks:
     """Blocks of a stage: how many are done, failed and planned; seconds float64 (n,) of those done, of very many an
-    even sample; their map, if the grid is known."""
+    even sample; their states (z, y, x) of BlockState with the shape of a block, if the grid is known."""
 
     done: int
     failed: int
     total: int
     seconds: NDArray[np.float64]
-    map: BlockMap | None = None
+    states: NDArray[np.uint8] | None = None
+    block_shape_vox: tuple[int, int, int] = (1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -254,9 +226,9 @@ class ToLabel:
 
 @dataclass(frozen=True, eq=False)
 class ReportData:
-    """Everything the pages show. Only `experiment` and `created` are always there.
+    """Everything the page shows. Only `experiment` and `created` are always there.
 
-    `folder`: the name of the experiment's folder; `refresh_s`: during a run, pages are loaded again after it;
+    `folder`: the name of the experiment's folder; `refresh_s`: during a run, the page is loaded again after it;
     `scores`: what scores.json holds; `voi_limit`: success is a VOI below it; `luts`: the facts of each lookup table of
     a segmentation that fits its fragments, else none; `fragment_voxels`: voxels of the volume of these fragments;
     `manifests`: of the stages that have finished; `networks`: those of the prediction, in the order in which they are

@@ -65,12 +65,9 @@ class Step(NamedTuple):
 
 def findings(data: ReportData) -> tuple[Finding, ...]:
     """Sentences about the result; only those that apply."""
-    affs = affinities_in_pictures(data)
     found = (
         *(Finding(stage, f"{_capital(lacks)}.", "bad") for stage, lacks in short_trainings(data).items()),
-        Finding("Affinities", f"{affs.text} ({affs.measured}, in the pictures).", affs.state)
-        if affs
-        else NOTHING_FOUND,
+        affinities_in_pictures(data),
         Finding("Fragments", small_fragments(data), "bad"),
         Finding("Segments", too_large_segment(data), "bad"),
         Finding("Trained voxels", trained_words(data.scores.get("trained_on", {})), "bad"),
@@ -89,33 +86,25 @@ def short_trainings(data: ReportData) -> dict[str, str]:
     return {stage: lacks for stage, found in made.items() if (lacks := shortfall(found.facts))}
 
 
-class Affinities(NamedTuple):
-    """How decided affinities are: a word, a sentence, its state (good, bad or empty), and the measured share."""
-
-    word: str
-    text: str
-    state: str
-    measured: str
-
-
-def affinities_in_pictures(data: ReportData) -> Affinities | None:
-    """Whether they are bright inside neurons and dark at membranes; None without a picture of them."""
+def affinities_in_pictures(data: ReportData) -> Finding:
+    """Whether they are bright inside neurons and dark at membranes; nothing without a picture of them."""
     shown = [picture.image.ravel() for picture in data.pictures if picture.layer == "affinities"]
     if not shown:
-        return None
+        return NOTHING_FOUND
     values = np.concatenate(shown) / 255.0
     low, high = UNDECIDED
     undecided, dark = float(((values > low) & (values < high)).mean()), float((values <= low).mean())
-    measured = f"{undecided:.0%} are between {low:g} and {high:g}"
+    measured, state = f"{undecided:.0%} are between {low:g} and {high:g}", "bad"
     if undecided > MANY_UNDECIDED:
-        return Affinities("undecided", "Undecided almost everywhere: the network has hardly learnt", "bad", measured)
-    if dark < FEWEST_DARK:
+        text = "Undecided almost everywhere: the network has hardly learnt"
+    elif dark < FEWEST_DARK:
         text = "Almost no boundaries: the network sees no membranes, so that neurons run together"
-        return Affinities("no boundaries", text, "bad", f"{dark:.1%} are at most {low:g}")
-    if undecided > FEW_UNDECIDED:
-        text = "Partly undecided: a longer training or more labels would help"
-        return Affinities("partly undecided", text, "", measured)
-    return Affinities("clear", "Clear: nearly all say either one neuron, or a boundary", "good", measured)
+        measured = f"{dark:.1%} are at most {low:g}"
+    elif undecided > FEW_UNDECIDED:
+        text, state = "Partly undecided: a longer training or more labels would help", ""
+    else:
+        text, state = "Clear: nearly all say either one neuron, or a boundary", "good"
+    return Finding("Affinities", f"{text} ({measured}, in the pictures).", state)
 
 
 def small_fragments(data: ReportData) -> str:

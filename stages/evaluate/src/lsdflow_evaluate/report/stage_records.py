@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsdflow_command.attempts import DONE, KEY_LETTERS, Attempt, AttemptReader
 from lsdflow_contract.errors import Interrupted, StageError
@@ -31,7 +32,6 @@ from lsdflow_evaluate.report.data import (
     SHORT,
     STOPPED,
     UNENDED,
-    BlockMap,
     BlockState,
     Resources,
     StageBlocks,
@@ -179,34 +179,28 @@ def _blocks_of(
     sample = sorted(done)[:: max(1, len(done) // MOST_RECORDS)]
     seconds = {number: float(marks.record(number).get("seconds", math.nan)) for number in sample}
     planned = int(manifest.facts.get("blocks", 0)) if manifest else 0
-    grid = source.grid_of(stage, key)
-    blocks_map = None
-    if grid is not None and math.prod(grid.grid_shape) <= MOST_BLOCKS:
-        again = {a.block for a in attempts if a.key == key[:KEY_LETTERS] and a.outcome != DONE}
-        blocks_map = map_of(grid, done, failed, again, seconds)
     known = np.array(list(seconds.values()), np.float64)
     total = max(len(done) + len(failed), planned)
-    return StageBlocks(len(done), len(failed), total, known[np.isfinite(known)], blocks_map)
+    found = StageBlocks(len(done), len(failed), total, known[np.isfinite(known)])
+    grid = source.grid_of(stage, key)
+    if grid is None or math.prod(grid.grid_shape) > MOST_BLOCKS:
+        return found
+    again = {a.block for a in attempts if a.key == key[:KEY_LETTERS] and a.outcome != DONE}
+    return replace(found, states=states_of(grid, done, failed, again), block_shape_vox=grid.write_shape_vox)
 
 
-def map_of(
-    grid: BlockPlan, done: Iterable[int], failed: Iterable[int], again: Iterable[int], seconds: Mapping[int, float]
-) -> BlockMap:
-    """The map from block numbers (row-major); `again`: an attempt at the block has failed."""
+def states_of(grid: BlockPlan, done: Iterable[int], failed: Iterable[int], again: Iterable[int]) -> NDArray[np.uint8]:
+    """States (z, y, x) from block numbers (row-major); `again`: an attempt at the block has failed."""
     blocks = math.prod(grid.grid_shape)
     states = np.full(blocks, BlockState.MISSING, np.uint8)
     states[_inside(done, blocks)] = BlockState.DONE
     tried = _inside(again, blocks)
     states[tried] = np.where(states[tried] == BlockState.DONE, BlockState.RETRIED, states[tried])
     states[_inside(failed, blocks)] = BlockState.FAILED
-    times = np.full(blocks, np.nan)
-    for number, value in seconds.items():
-        if number < blocks:
-            times[number] = value
-    return BlockMap(states.reshape(grid.grid_shape), times.reshape(grid.grid_shape), grid.write_shape_vox)
+    return states.reshape(grid.grid_shape)
 
 
-def _inside(numbers: Iterable[int], blocks: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _inside(numbers: Iterable[int], blocks: int) -> NDArray[np.int64]:
     found = np.fromiter(numbers, np.int64)
     return found[found < blocks]
 

@@ -23,14 +23,14 @@ from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest
 from lsdflow_contract.viewer_volumes import Placed, ViewerVolume, viewer_volumes
-from lsdflow_evaluate.report.data import Axis, DatasetFacts, LayerKind, Picture, TrainingSnapshot
+from lsdflow_evaluate.report.data import AXES, Axis, LayerKind, Picture, TrainingSnapshot
 from lsdflow_evaluate.report.figures import three_channels
 from lsdflow_evaluate.report.to_label import box_around, middle_of
+from lsdflow_evaluate.report.words import CROSS, NOTHING
 from lsdflow_evaluate.scores.counting import vox3
 from lsdflow_runtime.formats.hdf5 import datasets_in, open_hdf5
 from lsdflow_runtime.io.volumes import Volume
 
-AXES: tuple[Axis, ...] = ("z", "y", "x")
 MAP = "lsd_error"
 RAW, LABELS, MASK = "volumes/raw", "volumes/labels/neuron_ids", "volumes/labels/mask"
 FROZEN_LSDS = "volumes/labels/pretrained_lsd"
@@ -280,13 +280,17 @@ def _bytes(values: NDArray[np.float64]) -> NDArray[np.uint8]:
     return np.rint(np.clip(np.nan_to_num(values, nan=0.0), 0, 255)).astype(np.uint8)
 
 
-def _facts(name: str, datasets: Mapping[str, _Dataset], outputs: list[Output]) -> DatasetFacts:
+def _facts(name: str, datasets: Mapping[str, _Dataset], outputs: list[Output]) -> tuple[str, ...]:
+    """Name, shape, type and range of a dataset, and, of a prediction, its error, in words."""
     values = datasets[name].values
     output = next((output for output in outputs if output.prediction == name), None)
-    error = share = None
+    words = NOTHING
     if output is not None:
         error, share = weighted_error(values, datasets[output.target].values, datasets[output.weight].values)
-    return DatasetFacts(name, values.shape, str(values.dtype), float(values.min()), float(values.max()), error, share)
+        value = f"{error:.4g}" if math.isfinite(error) else "not a number"
+        words = f"{value}, of {100 * share:.3g} % of the values" if share else "no weight > 0: nothing is trained here"
+    shape = f" {CROSS} ".join(map(str, values.shape))
+    return name, shape, str(values.dtype), f"{values.min():.4g} to {values.max():.4g}", words
 
 
 def weighted_error(prediction: NDArray[Any], target: NDArray[Any], weight: NDArray[Any]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Numbers, findings and the methods section in words, as they are on the pages.
+"""Numbers, findings and the methods section in words, as they are on the page.
 
 The methods section describes what was really done, from what the stages recorded, in sentences for a paper. What is not
 known is left out: a segmentation of imported predictions, say, has no sentence about its training. The numbers in
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lsdflow_contract.checkpoint import Bundle
-from lsdflow_evaluate.report.charts import short
 from lsdflow_evaluate.report.data import ReportData, Resources
 
 NOTHING = "\u2013"  # where a value would be
@@ -66,24 +65,6 @@ def resource_words(used: Resources) -> tuple[str, ...]:
     )
 
 
-def score_values(score: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """All values of one row of scores.json with their names, for the table of details."""
-    values = [
-        ("VOI split", f"{score['voi_split']:.4f} bits"),
-        ("VOI merge", f"{score['voi_merge']:.4f} bits"),
-        ("Rand split", f"{score['rand_split']:.4f}"),
-        ("Rand merge", f"{score['rand_merge']:.4f}"),
-        ("adapted Rand error", f"{score['adapted_rand_error']:.4f}"),
-        ("normalised VOI split", f"{score['nvi_split']:.4f}"),
-        ("normalised VOI merge", f"{score['nvi_merge']:.4f}"),
-    ]
-    if "expected_run_length_nm" in score:
-        best = f" of {short(score['max_erl_nm'] / 1000)} µm" if score["max_erl_nm"] else ""
-        values.append(("expected run length", f"{score['expected_run_length_nm'] / 1000:.2f} µm{best}"))
-        values.append(("normalised ERL", f"{score['normalized_erl']:.4f}"))
-    return tuple(values)
-
-
 def error_words(listed: Mapping[str, Any]) -> str:
     """A split or merge error of scores.json in a sentence."""
     first, second = listed["first"], listed["second"]
@@ -92,18 +73,6 @@ def error_words(listed: Mapping[str, Any]) -> str:
         return f"truth {listed['id']} is in {listed['parts']} segments; the largest are {parts}"
     parts = f"{first['truth']} ({first['voxels']:,} vox) and {second['truth']} ({second['voxels']:,} vox)"
     return f"segment {listed['id']} holds {listed['parts']} truth objects; the largest are {parts}"
-
-
-def missing_parts(data: ReportData) -> tuple[str, ...]:
-    """Sentences for the parts of a full report that this one lacks."""
-    otherwise = "none was made" if data.scores.get("has_truth") else "no truth was given"
-    parts = (
-        (data.scores.get("thresholds"), f"There are no scores: {data.scores.get('reason') or otherwise}."),
-        (data.luts, "The number of segments per threshold is not known."),
-        (data.segment_sizes, "The sizes of the segments are not known."),
-        (data.losses, "There are no loss curves: no training log was found."),
-    )
-    return tuple(text for known, text in parts if not known)
 
 
 def methods(data: ReportData) -> tuple[str, ...]:
