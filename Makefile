@@ -9,12 +9,16 @@ UV := .venv/tools/bin/uv
 
 # There are two environments, because gunpowder 1.4.4 (training) needs zarr < 3 and everything else uses zarr 3. They
 # share only files on disk.
-BLOCKS_PACKAGES := _contract _command _runtime _network _metrics _descriptors _launch prepare predict watershed agglomerate segment evaluate
-TRAINING_PACKAGES := _contract _command _network _training train-lsd train-acrlsd
+# The stages of stages.toml whose line has these words.
+STAGES_WITH = $(shell sed -nE '/$(1)/s/^([a-z-]+) = .*/\1/p' stages/_contract/src/lsdflow_contract/stages.toml)
+BLOCKS_STAGES := $(call STAGES_WITH,environment = "blocks")
+TRAINING_STAGES := $(call STAGES_WITH,environment = "training")
+TORCH_STAGES := $(call STAGES_WITH,gpu = true)
+PLAIN_STAGES := $(filter-out $(TORCH_STAGES),$(BLOCKS_STAGES))
+BLOCKS_PACKAGES := _contract _command _runtime _network _metrics _descriptors _launch $(BLOCKS_STAGES)
+TRAINING_PACKAGES := _contract _command _network _training $(TRAINING_STAGES)
 TENSORFLOW_PACKAGES := $(TRAINING_PACKAGES) _tensorflow
 VIEW_PACKAGES := _contract _command _runtime _view
-BLOCKS_COMMANDS := lsdflow prepare predict watershed agglomerate segment evaluate
-TRAINING_COMMANDS := train-lsd train-acrlsd
 LONGEST_TESTS := tests/pipeline tests/faults tests/runtime
 SHORTER_TESTS = $(filter-out %/__pycache__ tests/plugins $(LONGEST_TESTS) $(CORE_BLOCKS) $(TRAINING_TESTS) $(TENSORFLOW_TESTS) $(VIEW_TESTS) $(BROWSER_TESTS) $(DOCS_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
 TRAINING_TESTS := tests/distributed tests/faults/training tests/training tests/stages/train-lsd tests/stages/train-acrlsd
@@ -31,10 +35,8 @@ LOCAL_TORCH := $(if $(WHEELS),$(wildcard $(WHEELS)/torch-*cpu*.whl))
 CPU_TORCH_OPTION := $(if $(LOCAL_TORCH),--find-links $(WHEELS),--torch-backend cpu)
 TORCH_OPTION := $(if $(filter cpu,$(TORCH)),$(CPU_TORCH_OPTION))
 
-PLAIN_STAGES := prepare watershed agglomerate segment evaluate
-TORCH_STAGES := train-lsd train-acrlsd predict
-BLOCKS_LOCKS := stages/_launch/requirements.lock $(foreach s,$(PLAIN_STAGES),stages/$(s)/requirements.lock) stages/predict/$(TORCH).lock tests/blocks.lock
-TRAINING_LOCKS := stages/train-lsd/$(TORCH).lock stages/train-acrlsd/$(TORCH).lock tests/training.lock
+BLOCKS_LOCKS := $(foreach s,_launch $(PLAIN_STAGES),stages/$(s)/requirements.lock) $(foreach s,$(filter $(TORCH_STAGES),$(BLOCKS_STAGES)),stages/$(s)/$(TORCH).lock) tests/blocks.lock
+TRAINING_LOCKS := $(foreach s,$(TRAINING_STAGES),stages/$(s)/$(TORCH).lock) tests/training.lock
 # The lock of tensorflow contains that of the training stages. stages/_tensorflow/cuda.lock is for images only.
 TENSORFLOW_LOCKS := stages/_tensorflow/cpu.lock tests/training.lock
 LSDS_LOCK := stages/_training/lsds.lock
@@ -44,7 +46,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 # Python must store its bytecode, even if the shell forbids it; without it, every command starts seconds later.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo demo-network test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check check-types format lock clean bench bench-gpu bench-networks bench-quality gpu-bundle
+.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo demo-network test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check check-types stages format lock clean bench bench-gpu bench-networks bench-quality gpu-bundle
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -56,8 +58,8 @@ LINK = [[ $$(readlink $(2)) == $(1) ]] || ln -sfn $(1) $(2)
 # Each environment also links to the commands of the other, so that all are found when either is activated.
 setup: .venv/blocks/.installed .venv/training/.installed  ## create the environments and link every command in bin/
 	@mkdir -p bin
-	@for c in $(BLOCKS_COMMANDS); do $(call LINK,../.venv/blocks/bin/$$c,bin/$$c); $(call LINK,../../blocks/bin/$$c,.venv/training/bin/$$c); done
-	@for c in $(TRAINING_COMMANDS); do $(call LINK,../.venv/training/bin/$$c,bin/$$c); $(call LINK,../../training/bin/$$c,.venv/blocks/bin/$$c); done
+	@for c in lsdflow $(BLOCKS_STAGES); do $(call LINK,../.venv/blocks/bin/$$c,bin/$$c); $(call LINK,../../blocks/bin/$$c,.venv/training/bin/$$c); done
+	@for c in $(TRAINING_STAGES); do $(call LINK,../.venv/training/bin/$$c,bin/$$c); $(call LINK,../../training/bin/$$c,.venv/blocks/bin/$$c); done
 
 $(UV):
 	$(PYTHON) -m venv .venv/tools
@@ -236,10 +238,15 @@ check: setup  ## check lint, format and types; CI runs this first
 	.venv/blocks/bin/ruff format --check .
 	@$(MAKE) --no-print-directory check-types
 
+MYPY_MODULES = $(foreach p,$(1),-p lsdflow_$(subst -,_,$(p:_%=%)))
+check-types: export MYPYPATH := $(shell echo stages/*/src | tr ' ' :)
 check-types: setup
-	.venv/blocks/bin/mypy -p lsdflow $(foreach p,_contract _command _runtime _network _metrics _descriptors _launch _view prepare predict watershed agglomerate segment evaluate,-p lsdflow_$(subst -,_,$(patsubst _%,%,$(p))))
-	.venv/training/bin/mypy -p lsdflow_training -p lsdflow_tensorflow -p lsdflow_train_lsd -p lsdflow_train_acrlsd
+	.venv/blocks/bin/mypy -p lsdflow $(call MYPY_MODULES,$(BLOCKS_PACKAGES) _view)
+	.venv/training/bin/mypy $(call MYPY_MODULES,_training _tensorflow $(TRAINING_STAGES))
 	.venv/blocks/bin/mypy docs/generate
+
+stages:  ## write stages.toml into the files that cannot read it: wrappers of SLURM, compose services, the bake file
+	$(PYTHON) containers/stages.py
 
 format:  ## format the code and apply the automatic fixes of the linter
 	.venv/blocks/bin/ruff format .
@@ -277,8 +284,8 @@ PROJECTS = $(foreach p,$(1),stages/$(p)/pyproject.toml)
 
 lock: $(UV)  ## resolve the lock of every stage again from its pyproject.toml
 	mkdir -p .cache
-	$(COMPILE) --find-links "$(WHEELS)" $(call PROJECTS,_launch $(PLAIN_STAGES) predict) tests/blocks.in -o .cache/blocks.pins
-	$(COMPILE) --find-links "$(WHEELS)" $(call PROJECTS,train-lsd train-acrlsd) tests/training.in -o .cache/training.pins
+	$(COMPILE) --find-links "$(WHEELS)" $(call PROJECTS,_launch $(BLOCKS_STAGES)) tests/blocks.in -o .cache/blocks.pins
+	$(COMPILE) --find-links "$(WHEELS)" $(call PROJECTS,$(TRAINING_STAGES)) tests/training.in -o .cache/training.pins
 	for env in blocks training; do sed -E 's/ *\\$$//; /^ +--hash/d; s/\+cpu//' .cache/$$env.pins > .cache/$$env.constraints; done
 	for s in _launch $(PLAIN_STAGES); do $(COMPILE) -c .cache/blocks.constraints stages/$$s/pyproject.toml -o stages/$$s/requirements.lock; done
 	$(COMPILE) -c .cache/blocks.constraints tests/blocks.in -o tests/blocks.lock
@@ -291,7 +298,7 @@ lock: $(UV)  ## resolve the lock of every stage again from its pyproject.toml
 	sed -nE 's/^lsds = \["(.*)"\]$$/\1/p' stages/_training/pyproject.toml | $(COMPILE) --no-deps - -o stages/_training/lsds.lock
 	sed -nE 's/^mlflow = \["(.*)"\]$$/\1/p' stages/_training/pyproject.toml | $(COMPILE) -c .cache/training.constraints --override stages/_training/mlflow_overrides.in - -o stages/_training/mlflow.lock
 	for s in $(TORCH_STAGES); do \
-	  env=$$([[ $$s == train-* ]] && echo training || echo blocks); \
+	  env=$$([[ " $(TRAINING_STAGES) " == *" $$s "* ]] && echo training || echo blocks); \
 	  $(COMPILE) -c .cache/$$env.constraints --find-links "$(WHEELS)" stages/$$s/pyproject.toml -o stages/$$s/cpu.lock; \
 	  $(COMPILE) -c .cache/$$env.constraints stages/$$s/pyproject.toml -o stages/$$s/cuda.lock; \
 	  $(COMPILE) -c <(grep -v '^torch==' .cache/$$env.constraints) --override stages/_network/cuda12.in stages/$$s/pyproject.toml -o stages/$$s/cuda12.lock; done

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
+_LIST = ROOT / "stages" / "_contract" / "src" / "lsdflow_contract" / "stages.toml"
+DECLARED: dict[str, dict[str, Any]] = tomllib.loads(_LIST.read_text(encoding="utf-8"))
+STAGES = tuple(DECLARED)
 VARIANTS = ("cpu", "cuda", "cuda12")
 TORCH = os.environ.get("TORCH") or "cuda"
 BACKEND = os.environ.get("BACKEND") or "torch"

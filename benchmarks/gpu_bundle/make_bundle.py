@@ -22,6 +22,8 @@ import numpy as np
 import zarr
 from numcodecs import Blosc
 
+from lsdflow_contract.experiment import STAGES
+
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 VOLUMES = REPOSITORY.parent / "shared" / "data"
@@ -32,7 +34,7 @@ LARGEST_MIB = 55
 NETWORKS = "lsdflow_predict/networks/"
 PACKAGES = (
     *("_contract", "_command", "_runtime", "_network", "_metrics", "_descriptors", "_training", "_launch"),
-    *("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate"),
+    *STAGES,
 )
 BENCHMARKS = (*("gpu.py", "gpu_machine.py", "network_data.py", "fib25.toml", "gpu_bundle"),)
 TESTS = ("pytest.ini", "tests/conftest.py", "tests/plugins", "tests/network", "tests/training", "tests/stages/predict")

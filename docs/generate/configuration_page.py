@@ -9,10 +9,9 @@ from typing import Any
 
 from tables import code, plain, table
 
-ORDER = (
-    *("experiment", "store", "compute", "prepare", "train-lsd", "train-acrlsd"),
-    *("predict", "watershed", "agglomerate", "segment", "evaluate", "cluster"),
-)
+from lsdflow_contract.experiment import STAGES
+
+ORDER = ("experiment", "store", "compute", *STAGES, "cluster")
 LENGTH = "64 vox"
 UNITS = {"_vox": "voxels", "_nm": "nm", "_s": "s", "_mb": "MB", "_minutes": "min", "_um": "µm", "_edge_vox": "voxels"}
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from lsdflow_contract.experiment import STAGES, TRAININGS
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
-IMAGES = [(stage, "torch") for stage in STAGES] + [(stage, "tensorflow") for stage in ("train-lsd", "train-acrlsd")]
+IMAGES = [(stage, "torch") for stage in STAGES] + [(stage, "tensorflow") for stage in TRAININGS]
 DOCKERFILE = (REPOSITORY / "containers" / "Dockerfile").read_text()
 LABELS = (
     *(f"org.opencontainers.image.{n}" for n in ("title", "version", "revision", "created", "source", "documentation")),

@@ -40,6 +40,9 @@ def checkout(tmp_path: Path) -> Path:
         (root / "stages" / folder / "src").mkdir(parents=True)
         (root / "stages" / folder / "src" / "code.py").write_text("x = 1\n")
         shutil.copy(REPOSITORY / "stages" / folder / "pyproject.toml", root / "stages" / folder)
+    declared = Path("stages", "_contract", "src", "lsdflow_contract", "stages.toml")
+    (root / declared).parent.mkdir()
+    shutil.copy(REPOSITORY / declared, root / declared)
     shutil.copy(REPOSITORY / "stages" / "watershed" / "requirements.lock", root / "stages" / "watershed")
     project = root / "stages" / "watershed" / "pyproject.toml"
     project.write_text(project.read_text().replace(_version(project), "0.1.0"))

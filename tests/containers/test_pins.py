@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_contract.experiment import STAGES
-from lsdflow_launch.images.pins import TORCH_STAGES, key_of, read_pins
+from lsdflow_contract.experiment import GPU_STAGES, STAGES
+from lsdflow_launch.images.pins import key_of, read_pins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / "containers" / "images.py"
@@ -44,7 +44,7 @@ def test_local_images_are_pinned_by_version_and_id_as_lsdflow_reads_them(tmp_pat
     assert done.stdout == (tmp_path / "images.env").read_text()
     pins = read_pins(tmp_path / "images.env")
     assert {key: str(pin) for key, pin in pins.items()} == {
-        key_of(stage): f"lsdflow/{stage}:{_version(stage)}{'-cpu' if stage in TORCH_STAGES else ''}@{BUILT}"
+        key_of(stage): f"lsdflow/{stage}:{_version(stage)}{'-cpu' if stage in GPU_STAGES else ''}@{BUILT}"
         for stage in STAGES
     }
 

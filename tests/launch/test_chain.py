@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_contract.experiment import load_experiment
+from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_launch.integrity import Checked
 from lsdflow_launch.slurm.table import cluster_of
 
-STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 FAKE = """#!{python}
 import json, os, sys, time
 from pathlib import Path

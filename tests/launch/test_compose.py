@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lsdflow_contract.experiment import STAGES
+from lsdflow_contract.experiment import BLOCK_STAGES, STAGES
 
 COMPOSE = Path(__file__).resolve().parents[2] / "compose"
 FILES = ("compose.yaml", "compose.mongo.yaml", "compose.gpu.yaml")
-IN_STORE = ("predict", "watershed", "agglomerate", "segment", "evaluate")
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def test_stages_have_no_way_out_and_volumes_outside_cannot_be_written() -> None:
 def test_passwords_reach_the_stages_of_the_store_as_files_alone() -> None:
     compose = _read("compose.mongo.yaml")
     stages = {name: service for name, service in compose["services"].items() if name in STAGES}
-    assert tuple(stages) == IN_STORE
+    assert tuple(stages) == BLOCK_STAGES
     for service in stages.values():
         assert service["secrets"] == ["mongo_uri"]
         assert service["environment"] == {"MONGO_URI_FILE": "/run/secrets/mongo_uri"}

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from lsdflow_contract.experiment import STAGES, load_experiment
+from lsdflow_contract.experiment import BLOCK_STAGES, STAGES, load_experiment
 from lsdflow_launch import preflight
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.descriptions import PREFIX, descriptions_of, finished_stages
 from lsdflow_launch.init.demo import make_demo
-
-BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment", "evaluate")
 
 
 @pytest.fixture(scope="module")

@@ -17,14 +17,13 @@ import pytest
 
 from lsdflow_command.runfolder import run_folder
 from lsdflow_contract.errors import BadData, ConfigError, Interrupted
-from lsdflow_contract.experiment import ExperimentTable, load_experiment
+from lsdflow_contract.experiment import STAGES, ExperimentTable, load_experiment
 from lsdflow_contract.files import read_json
 from lsdflow_launch import commands
 from lsdflow_launch.commands import answer_of, ask_stage, run_command
 from lsdflow_runtime.formats.source import reading
 
 BIN = Path(os.environ.get("LSDFLOW_BIN", Path(__file__).resolve().parents[2] / "bin"))
-STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 SMALL = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
 
 

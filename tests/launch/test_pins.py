@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lsdflow_contract.errors import ConfigError, MissingInput
-from lsdflow_contract.experiment import STAGES
-from lsdflow_launch.images.pins import TORCH_STAGES, pin_of_stage, read_pins
+from lsdflow_contract.experiment import GPU_STAGES, STAGES
+from lsdflow_launch.images.pins import pin_of_stage, read_pins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -84,6 +84,6 @@ def test_the_example_of_compose_pins_the_versions_of_this_repository() -> None:
     pins = read_pins(path)
     for stage in STAGES:
         project = tomllib.loads((REPOSITORY / "stages" / stage / "pyproject.toml").read_text())["project"]
-        variant = "-cpu" if stage in TORCH_STAGES else ""
+        variant = "-cpu" if stage in GPU_STAGES else ""
         assert str(pin_of_stage(pins, stage, path)) == f"lsdflow/{stage}:{project['version']}{variant}"
     assert "MONGO_IMAGE" in pins

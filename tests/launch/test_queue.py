@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from lsdflow_contract.errors import StoreUnreachable
+from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.slurm.follow import Following, chain_code
 from lsdflow_launch.slurm.jobs import Submitted, Task
 from lsdflow_launch.status import progress_text
 
-STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 STAND_IN = """#!{python}
 import json, sys
 from pathlib import Path

@@ -19,12 +19,12 @@ from lsdflow_command.lock_file import Holder, LockFile
 from lsdflow_contract import files
 from lsdflow_contract.checkpoint import BestCheckpoint, read_best, write_best
 from lsdflow_contract.errors import MissingInput, OutputConflict, StoreUnreachable, UsageError
-from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_contract.experiment import STAGES, TRAININGS, Experiment, load_experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import membrane_raw, tables_of, voronoi_labels
-from lsdflow_contract.trainings import TRAININGS, make_current, training_outputs
+from lsdflow_contract.trainings import make_current, training_outputs
 from lsdflow_launch import results
 from lsdflow_launch.cli import app
 from lsdflow_launch.disk import disk_use

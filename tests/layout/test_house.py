@@ -5,20 +5,20 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
+
+from lsdflow_contract.experiment import GPU_STAGES, STAGES, TRAININGS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 SHARED = (
     *("_contract", "_command", "_runtime", "_network", "_metrics", "_descriptors"),
     *("_training", "_tensorflow", "_launch", "_view"),
 )
-TORCH_STAGES = {"train-lsd", "train-acrlsd", "predict"}
 
 # Who may import whom inside the house; a stage may import every package but _launch (and training never _runtime).
 MAY_IMPORT = {
@@ -35,9 +35,9 @@ MAY_IMPORT = {
     **{
         s: {"_contract", "_command", "_runtime", "_network", "_metrics", "_descriptors"}
         for s in STAGES
-        if not s.startswith("train-")
+        if s not in TRAININGS
     },
-    **{s: {"_contract", "_command", "_network", "_training"} for s in STAGES if s.startswith("train-")},
+    **{s: {"_contract", "_command", "_network", "_training"} for s in TRAININGS},
 }
 # One import place for Python users, who have arrays: `import lsdflow`. No package of the house imports it.
 PYTHON_API = REPOSITORY / "stages" / "_launch" / "src" / "lsdflow" / "__init__.py"
@@ -82,7 +82,7 @@ def test_every_stage_holds_the_same_files(stage: str) -> None:
     package = folder / "src" / _import_name(stage)
     wanted = [folder / n for n in ("pyproject.toml", "README.md", "CHANGELOG.md")]
     wanted += [package / n for n in ("__init__.py", "cli.py", "config.py", "stage.py")]
-    locks = ("cpu.lock", "cuda.lock") if stage in TORCH_STAGES else ("requirements.lock",)
+    locks = ("cpu.lock", "cuda.lock") if stage in GPU_STAGES else ("requirements.lock",)
     wanted += [folder / n for n in locks]
     assert [str(p.relative_to(REPOSITORY)) for p in wanted if not p.is_file()] == []
 
@@ -178,8 +178,8 @@ def test_the_locks_of_a_package_have_what_it_and_the_local_ones_below_it_pin(fol
 
 def test_locks_of_one_environment_agree_on_every_version() -> None:
     for locks in (
-        ("_launch", "prepare", "predict", "watershed", "agglomerate", "segment", "evaluate", "_view"),
-        ("train-lsd", "train-acrlsd", "_training", "_tensorflow"),
+        ("_launch", *(stage for stage in STAGES if stage not in TRAININGS), "_view"),
+        (*TRAININGS, "_training", "_tensorflow"),
     ):
         versions: dict[str, set[str]] = {}
         for stage in locks:
@@ -192,7 +192,7 @@ def test_locks_of_one_environment_agree_on_every_version() -> None:
 
 
 def test_the_cpu_lock_holds_no_cuda_wheels_and_the_cuda_lock_does() -> None:
-    for stage in TORCH_STAGES:
+    for stage in GPU_STAGES:
         folder = REPOSITORY / "stages" / stage
         assert "nvidia-" not in (folder / "cpu.lock").read_text()
         assert "nvidia-" in (folder / "cuda.lock").read_text()
@@ -262,14 +262,19 @@ def test_no_file_is_named_for_nothing() -> None:
     assert nameless == []
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_has_an_image_a_job_and_a_service(stage: str) -> None:
-    for name in ("containers/facts.py", "docker-bake.hcl"):
-        assert f'"{stage}"' in (REPOSITORY / name).read_text()
-    assert f'/stage.sbatch" {stage} ' in (REPOSITORY / "slurm_wrappers" / f"{stage}.sbatch").read_text()
-    compose = (REPOSITORY / "compose" / "compose.yaml").read_text()
-    pin = f"{stage.upper().replace('-', '_')}_IMAGE"
-    assert yaml.safe_load(compose)["services"][stage]["image"].startswith(f"${{{pin}:?")
+def test_what_cannot_read_the_list_of_stages_has_what_make_stages_writes() -> None:
+    command = [sys.executable, REPOSITORY / "containers" / "stages.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), "run make stages"
+    assert {path.stem for path in (REPOSITORY / "slurm_wrappers").glob("*.sbatch")} == {*STAGES, "stage", "sweep"}
+
+
+def test_make_reads_the_list_of_stages() -> None:
+    command = ["make", "-n", "--always-make", "setup"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    for environment, stages in (("blocks", set(STAGES) - set(TRAININGS)), ("training", set(TRAININGS))):
+        (line,) = [line for line in done.stdout.splitlines() if f".venv/{environment}/" in line and " -e " in line]
+        assert {name for name in re.findall(r"-e stages/(\S+)", line) if not name.startswith("_")} == stages
 
 
 def test_no_committed_text_names_a_registry_host_or_a_path_of_a_machine() -> None:

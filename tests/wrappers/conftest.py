@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from lsdflow_contract.experiment import STAGES
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 WRAPPERS = REPOSITORY / "slurm_wrappers"
-STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 ADDRESS = "10.1.2.3"
 DIGEST = "sha256:" + "ab12" * 16
 # Notes its arguments; answers from the file answer-<name> (output) and code-<name> (exit code), if they are there.

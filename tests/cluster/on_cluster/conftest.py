@@ -17,11 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cluster import REPOSITORY, Cluster
 from desk import TIMES, Desk, Images, copy_of_clone, drop_databases, labels_of, login_environment, make, timed
-from experiments import BLOCK_STAGES, copy_finished, run_locally, write_volumes
+from experiments import copy_finished, run_locally, write_volumes
 from submission import Submission
 
-from lsdflow_contract.experiment import STAGES
-from lsdflow_launch.images.pins import TORCH_STAGES
+from lsdflow_contract.experiment import BLOCK_STAGES, GPU_STAGES, STAGES
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -56,7 +55,7 @@ def images(cluster: Cluster) -> Images:
     pins, sifs = {}, {}
     for stage in STAGES:
         project = tomllib.loads((REPOSITORY / "stages" / stage / "pyproject.toml").read_text())
-        variant = f"-{os.environ.get('TORCH', 'cpu')}" if stage in TORCH_STAGES else ""
+        variant = f"-{os.environ.get('TORCH', 'cpu')}" if stage in GPU_STAGES else ""
         own = f"{stage}_{project['project']['version']}{variant}_*.sif"
         there = sorted(cluster.sif_folder.glob(own), key=lambda path: path.stat().st_mtime)
         assert there, f"no {own} in {cluster.sif_folder}"

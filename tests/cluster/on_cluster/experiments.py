@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from cluster import REPOSITORY, Cluster
 
-from lsdflow_contract.experiment import STAGES
+from lsdflow_contract.experiment import BLOCK_STAGES, STAGES
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
@@ -24,7 +24,6 @@ from lsdflow_launch.synthetic.image import synthetic_em
 from lsdflow_runtime.io.volumes import open_volume
 
 BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))
-BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment", "evaluate")
 SHAPE_VOX = (136, 80, 80)
 TRAINED_SECTIONS = 64
 VOXEL_SIZE_NM = (10.0, 10.0, 10.0)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from desk import Desk
-from experiments import BLOCK_STAGES, assert_same_bits, identities, manifest
+from experiments import assert_same_bits, identities, manifest
 from submission import Submission
 
-from lsdflow_contract.experiment import STAGES
+from lsdflow_contract.experiment import BLOCK_STAGES, STAGES
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.testing import made
 from lsdflow_runtime.io.volumes import open_volume

@@ -21,12 +21,11 @@ from pathlib import Path
 
 import pytest
 
+from lsdflow_contract.experiment import GPU_STAGES, STAGES
 from lsdflow_contract.testing import micro_network
-from lsdflow_launch.images.pins import TORCH_STAGES
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))
-STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 # Nobody whom an image or this machine knows.
 ANY_USER = "23456:34567"
 MICRO = micro_network(2, checkpoints=1)
@@ -77,7 +76,7 @@ class Bench:
 
     def image_version(self, stage: str) -> str:
         """The version of the stage's image, the variant for CPUs."""
-        return self.version_of(stage) + ("-cpu" if stage in TORCH_STAGES else "")
+        return self.version_of(stage) + ("-cpu" if stage in GPU_STAGES else "")
 
     def options(self, root: str | Path, *more: str) -> list[str]:
         """Options of a stage for the small experiment in the folder root."""

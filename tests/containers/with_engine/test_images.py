@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 
+from lsdflow_contract.experiment import BLOCK_STAGES, GPU_STAGES, STAGES, TRAININGS
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from conftest import Bench, Made
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
-BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment")
-TORCH_STAGES = ("train-lsd", "train-acrlsd", "predict")
-TRAININGS = ("train-lsd", "train-acrlsd")
 TMPFS = ("--tmpfs", "/tmp")
 TRIAL = "0.0.0"
 # Compressed, as they are stored and sent; the stand-in of the base is 290 MB of every image.
@@ -68,7 +65,7 @@ def test_labels_name_stage_contract_revision_and_base(stage: str, made: dict[str
     assert labels["org.opencontainers.image.revision"].removesuffix("-dirty") == made[stage].revision
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", labels["org.opencontainers.image.base.digest"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", labels["org.opencontainers.image.created"])
-    assert labels.get("lsdflow.torch", "") == ("cpu" if stage in TORCH_STAGES else "")
+    assert labels.get("lsdflow.torch", "") == ("cpu" if stage in GPU_STAGES else "")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -235,12 +232,12 @@ def test_block_stages_without_any_writable_folder_leave_the_bits_of_the_clone(
 ) -> None:
     """The clone ran them by the serial runner in another folder; the images use daisy and two workers."""
     digest = "sha256:" + "5" * 64
-    for stage in (*BLOCK_STAGES, "evaluate"):
+    for stage in BLOCK_STAGES:
         for verb in ("validate", "run"):
             options = bench.options("/experiment", "compute.runner=daisy", "compute.workers=2")
             done = bench.docker(stage, trained, verb, *options, extra=("--env", f"LSDFLOW_IMAGE_DIGEST={digest}"))
             assert done.returncode == 0, f"{stage} {verb}: {done.stdout}{done.stderr}"
-    for stage in (*BLOCK_STAGES, "evaluate"):
+    for stage in BLOCK_STAGES:
         computed, expected = (read_manifest(ExperimentLayout(f), stage) for f in (trained, reference))
         assert computed.identity == expected.identity, stage
         assert computed.writer.image_digest == digest
@@ -297,7 +294,7 @@ def test_sizes_are_within_their_limits(made: dict[str, Made], bench: Bench, caps
     rows: list[dict[str, Any]] = []
     for stage, item in made.items():
         size = int(bench.call("docker", "image", "inspect", "--format", "{{.Size}}", item.image).stdout)
-        limit = SIF_LIMIT_MB["torch" if stage in TORCH_STAGES else "cpu"]
+        limit = SIF_LIMIT_MB["torch" if stage in GPU_STAGES else "cpu"]
         rows.append({"stage": stage, "image": size // 10**6, "sif": item.sif.stat().st_size // 10**6, "limit": limit})
     with capsys.disabled():
         print(f"\n{'stage':14}{'image MB':>10}{'SIF MB':>8}{'limit':>7}{'build s':>9}{'convert s':>11}")

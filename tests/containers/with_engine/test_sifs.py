@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 
 if TYPE_CHECKING:
     from conftest import Bench, Made
-
-STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 
 
 def _sif_labels(bench: Bench, sif: Path) -> dict[str, str]:

@@ -20,7 +20,12 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.model import StrictModel
 from lsdflow_contract.no_experiment import first_step
 
-STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
+# What stages.toml says of each stage, in the order of the chain.
+_DECLARED: dict[str, dict[str, Any]] = read_toml(Path(__file__).with_name("stages.toml"))
+STAGES = tuple(_DECLARED)
+BLOCK_STAGES = tuple(stage for stage in STAGES if _DECLARED[stage].get("blocks"))
+GPU_STAGES = tuple(stage for stage in STAGES if _DECLARED[stage].get("gpu"))
+TRAININGS = tuple(stage for stage in STAGES if _DECLARED[stage]["environment"] == "training")
 
 # A message shows a wrong value, not the whole table that contains it.
 LONGEST_VALUE = 200
@@ -228,7 +233,7 @@ class Experiment:
 
 def stages_of_mode(mode: str) -> tuple[str, ...]:
     """The stages of a mode, in order: train-lsd is needed for acrlsd alone."""
-    return tuple(stage for stage in STAGES if stage != "train-lsd" or mode == "acrlsd")
+    return tuple(stage for stage in STAGES if _DECLARED[stage].get("mode", mode) == mode)
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:

@@ -22,7 +22,6 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import current_key, read_kept_manifest
 
 LOG = logging.getLogger("lsdflow.training")
-TRAININGS = ("train-lsd", "train-acrlsd")
 # The loss of a network that learns falls to less than this share of its first values.
 FELL = 0.8
 

@@ -8,16 +8,13 @@ from dataclasses import dataclass, replace
 
 from lsdflow_contract.chain_link import ChainLink
 from lsdflow_contract.errors import Interrupted, StageError, UsageError
-from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, stages_of_mode
+from lsdflow_contract.experiment import STAGES, TRAININGS, Experiment, did_you_mean, stages_of_mode
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.commands import PASSED_ON, Call, run_stage
 
 LOG = logging.getLogger("lsdflow.run")
 FIRST, LAST = "prepare", "evaluate"
-# Stages that compute block by block, with workers.
-BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment", "evaluate")
 # No report is written after a run that was stopped: the user would have to wait for it.
 STOPPED = (Interrupted.exit_code, *(128 + number for number in PASSED_ON))
 

@@ -24,13 +24,12 @@ from typing import Any
 
 from lsdflow_command.machine import available_cores
 from lsdflow_contract.errors import MissingInput, StageError
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.experiment import TRAININGS, Experiment
 from lsdflow_contract.files import read_json, storage_errors, write_json
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import seal_array
-from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import Ask, ask_stage
 from lsdflow_launch.disk import result_folders

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from lsdflow_contract.experiment import TRAININGS
 from lsdflow_contract.layout import ExperimentLayout
 
 # Free space beyond what is expected to be written.
@@ -29,15 +30,15 @@ class DiskUse:
 def result_folders(layout: ExperimentLayout, stage: str) -> list[Path]:
     """Return the folders that hold the results of a stage (the rows of a mongo store are elsewhere)."""
     blocks, results = layout.store / "blocks" / stage, layout.results / stage
-    folders = {
-        "prepare": [results],
-        "predict": [results, blocks],
-        "watershed": [results, layout.store / "nodes", blocks],
-        "agglomerate": [results, *layout.store.glob("edges_*"), blocks],
-        "segment": [results, layout.luts, blocks],
-        "evaluate": [results, layout.report, *layout.store.glob("overlaps_*"), blocks],
+    if stage in TRAININGS:
+        return [layout.train_dir(stage)]
+    others = {
+        "watershed": [layout.store / "nodes"],
+        "agglomerate": layout.store.glob("edges_*"),
+        "segment": [layout.luts],
+        "evaluate": [layout.report, *layout.store.glob("overlaps_*")],
     }
-    return folders.get(stage, [layout.train_dir(stage)])
+    return [results, *others.get(stage, ()), blocks]
 
 
 def disk_use(folders: Sequence[Path]) -> DiskUse:

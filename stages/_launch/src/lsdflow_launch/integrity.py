@@ -19,9 +19,9 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_command.experiment_lock import experiment_lock
 from lsdflow_contract.errors import BadData, BlocksFailed, MissingInput, StoreUnreachable
-from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_contract.experiment import BLOCK_STAGES, STAGES, Experiment, load_experiment
 from lsdflow_contract.failed_blocks import FAILED_BLOCKS
-from lsdflow_launch.chain import BLOCK_STAGES, FIRST, STOPPED, stage_arguments
+from lsdflow_launch.chain import FIRST, STOPPED, stage_arguments
 from lsdflow_launch.commands import error_of, run_stage_for_answer
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.output import next_line, print_answer

@@ -28,7 +28,7 @@ from lsdflow_contract.errors import (
     StorageFailure,
 )
 from lsdflow_contract.errors import problems_of as errors_of
-from lsdflow_contract.experiment import STAGES, Experiment
+from lsdflow_contract.experiment import STAGES, TRAININGS, Experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import Ask, ask_stage
@@ -159,7 +159,7 @@ def _require_writable_folders(experiment: Experiment) -> None:
 def _require_image_variants(experiment: Experiment) -> None:
     """Raise ConfigError (78) for backend = "tensorflow" if the pinned image of the training does not have it."""
     path = experiment.layout.images_env
-    for stage in ("train-lsd", "train-acrlsd"):
+    for stage in TRAININGS:
         needs = experiment.tables.get(stage, {}).get("backend") == "tensorflow" and stage in stages_of(experiment)
         if needs and not (pin := pin_of_stage(read_pins(path), stage, path)).version.endswith(TENSORFLOW):
             raise ConfigError(

@@ -26,7 +26,7 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_command.experiment_lock import experiment_lock
 from lsdflow_contract.errors import MissingInput, StageError, UsageError
-from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_experiment
+from lsdflow_contract.experiment import BLOCK_STAGES, STAGES, TRAININGS, Experiment, did_you_mean, load_experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
@@ -39,8 +39,8 @@ from lsdflow_contract.manifest import (
     read_kept_manifest,
     read_manifest,
 )
-from lsdflow_contract.trainings import TRAININGS, current_training, make_current
-from lsdflow_launch.chain import BLOCK_STAGES, stage_arguments
+from lsdflow_contract.trainings import current_training, make_current
+from lsdflow_launch.chain import stage_arguments
 from lsdflow_launch.commands import ask_stage, error_of
 from lsdflow_launch.disk import disk_use
 from lsdflow_launch.options import Debug, Folder, Json

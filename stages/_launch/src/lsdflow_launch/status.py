@@ -21,12 +21,12 @@ from lsdflow_command.attempts import DONE, FOLDER, Attempt, AttemptReader
 from lsdflow_command.lock_file import LockFile
 from lsdflow_command.machine import available_cores
 from lsdflow_contract.errors import MissingInput, StageError
-from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.experiment import BLOCK_STAGES, Experiment, load_experiment
 from lsdflow_contract.failed_blocks import FAILED_BLOCKS, own_failed_blocks
 from lsdflow_contract.files import read_json
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.trainings import shortfall
-from lsdflow_launch.chain import BLOCK_STAGES, stage_arguments, stages_of
+from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import Ask, ask_stage
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.output import duration

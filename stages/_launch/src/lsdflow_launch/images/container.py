@@ -18,7 +18,7 @@ from lsdflow_command.processes import LAUNCHER_VARIABLE, tied_to_this_process
 from lsdflow_contract import CONTRACT_MAJOR, CONTRACT_VERSION
 from lsdflow_contract.chain_link import CHAIN_VARIABLE
 from lsdflow_contract.errors import ContractMismatch, MissingInput, StageError
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.experiment import GPU_STAGES, Experiment
 from lsdflow_contract.manifest import DIGEST_VARIABLE
 from lsdflow_launch.chain import stages_of
 from lsdflow_launch.commands import Ask, ask_stage, run_command, stage_command
@@ -36,7 +36,6 @@ from lsdflow_launch.images.pins import Pin, pin_of_stage, read_pins
 from lsdflow_launch.slurm.table import cluster_of
 
 LOG = logging.getLogger("lsdflow.run")
-USES_GPU = ("train-lsd", "train-acrlsd", "predict")
 # The exit code of docker and podman for their own failures.
 ENGINE_FAILED = 125
 
@@ -103,7 +102,7 @@ class Containers:
             mounts=mounts_of(self.experiment, self.writable),
             environment=environment,
             network=self._network(),
-            gpu=stage in USES_GPU
+            gpu=stage in GPU_STAGES
             and self.experiment.compute.device != "cpu"
             and shutil.which("nvidia-smi") is not None,
         )

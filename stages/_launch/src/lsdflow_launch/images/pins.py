@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsdflow_contract.errors import ConfigError, MissingInput
-from lsdflow_contract.experiment import STAGES, did_you_mean
+from lsdflow_contract.experiment import GPU_STAGES, STAGES, did_you_mean
 
 FORM = "KEY=registry/name:version, or KEY=registry/name:version@sha256:<64 hex>"
 _COMPONENT = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
@@ -16,8 +16,6 @@ _PIN = re.compile(
     r"(?::(?P<version>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-# Their images have a CPU and a CUDA variant, which is part of the version: 0.1.0-cpu, 0.1.0-cuda.
-TORCH_STAGES = ("train-lsd", "train-acrlsd", "predict")
 _MAKE_OPTIONS = {
     "-cuda-tensorflow": " BACKEND=tensorflow TORCH=cuda",
     "-tensorflow": " BACKEND=tensorflow TORCH=cpu",
@@ -58,7 +56,7 @@ class Pin:
     @property
     def advice(self) -> str:
         """The fix for a pin of the time when the CPU and CUDA variants had the same version; else empty."""
-        if self.key not in map(key_of, TORCH_STAGES) or "-" in self.version:
+        if self.key not in map(key_of, GPU_STAGES) or "-" in self.version:
             return ""
         return f"; {self.key} names no variant: write {self.version}-cuda or {self.version}-cpu"
 

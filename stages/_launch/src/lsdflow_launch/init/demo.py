@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from lsdflow_contract.experiment import TRAININGS
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.layout import ExperimentLayout
@@ -68,9 +69,7 @@ def make_demo(
     if checkpoint is not None:
         copy = shutil.copytree(checkpoint, root / "input" / "network", dirs_exist_ok=True)
         return init_experiment(replace(start, train=(), network=find_network(str(copy)), overrides=DEMO_SETTINGS))
-    training = [
-        f"{stage}.{k}={json.dumps(v)}" for stage in ("train-lsd", "train-acrlsd") for k, v in DEMO_TRAINING.items()
-    ]
+    training = [f"{stage}.{k}={json.dumps(v)}" for stage in TRAININGS for k, v in DEMO_TRAINING.items()]
     return init_experiment(replace(start, overrides=(*training, *DEMO_SETTINGS)))
 
 

@@ -21,12 +21,12 @@ from typing import Any
 
 from lsdflow_command.machine import available_cores
 from lsdflow_contract.errors import ConfigError, MissingInput, OutputConflict, UsageError, problems_of, together
-from lsdflow_contract.experiment import STAGES, did_you_mean, override_value, with_its_table
+from lsdflow_contract.experiment import GPU_STAGES, STAGES, did_you_mean, override_value, with_its_table
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Lengths
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch.commands import answer_of, stage_command
-from lsdflow_launch.images.pins import TORCH_STAGES, key_of
+from lsdflow_launch.images.pins import key_of
 from lsdflow_launch.init.inspect import Inspection, Start, container_and_dataset, inspect_volumes
 from lsdflow_launch.init.networks import NETWORKS, PICTURE, Network, copy_network
 from lsdflow_launch.init.propose import Choice
@@ -122,7 +122,7 @@ def images_text(sifs: Path | None = None) -> str:
     with ThreadPoolExecutor(available_cores()) as pool:
         versions = pool.map(_version, STAGES)
     for stage, version in zip(STAGES, versions, strict=True):
-        variant = f"-{torch}" if stage in TORCH_STAGES else ""
+        variant = f"-{torch}" if stage in GPU_STAGES else ""
         lines.append(f"{key_of(stage)}=lsdflow/{stage}:{version}{variant}")
     return "\n".join(lines) + "\n"
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lsdflow_contract.experiment import TRAININGS
 from lsdflow_contract.geometry import Nm3, Vox3
 
 # With fewer labelled voxels, a network of the published size does not generalise.
 FEW_LABELLED_VOXELS = 200**3
 THICK_SECTIONS, NEARLY_ISOTROPIC = 3.0, 1.5
-TRAIN_TABLES = ("train-lsd", "train-acrlsd")
 # LSDs are statistics within 10 of the shortest voxel edges, as published, but over at least two sections.
 SIGMA_EDGES, SIGMA_SECTIONS = 10, 2
 HELD_OUT = 0.15
@@ -83,7 +83,7 @@ def proposals(
     found += held_out_choices(training, named)
     if machine.gpu and training:
         why = "the GPU here makes the patches, from volumes in its memory"
-        found += [Choice(f"{table}.pipeline", "gpu", why) for table in TRAIN_TABLES]
+        found += [Choice(f"{table}.pipeline", "gpu", why) for table in TRAININGS]
     return (*found, *block_choices(target, machine))
 
 
@@ -144,9 +144,7 @@ def sigma_choices(volumes: Sequence[Volume]) -> list[Choice]:
     sigma = max(SIGMA_EDGES * min(size), SIGMA_SECTIONS * max(size))
     sections = sigma > SIGMA_EDGES * min(size)
     why = "2 times the longest voxel edge" if sections else "10 times the shortest voxel edge, as published"
-    return [
-        Choice(f"{table}.sigma", f"{sigma:g} nm", f"{why}; voxels are {text_of(size)} nm") for table in TRAIN_TABLES
-    ]
+    return [Choice(f"{table}.sigma", f"{sigma:g} nm", f"{why}; voxels are {text_of(size)} nm") for table in TRAININGS]
 
 
 def held_out_choices(training: Sequence[Volume], profile: str) -> list[Choice]:
@@ -163,7 +161,7 @@ def held_out_choices(training: Sequence[Volume], profile: str) -> list[Choice]:
         f"the last {round(depth * HELD_OUT)} of {depth} sections are not trained: they are used for the "
         "validation loss and by `lsdflow select-checkpoint`"
     )
-    return [Choice(f"{table}.validation_fraction", HELD_OUT, why) for table in TRAIN_TABLES]
+    return [Choice(f"{table}.validation_fraction", HELD_OUT, why) for table in TRAININGS]
 
 
 def block_choices(target: Volume, machine: Machine) -> list[Choice]:

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.errors import MissingInput, StageError
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.experiment import TRAININGS, Experiment
 from lsdflow_contract.files import parse_toml, read_json, storage_errors
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.chain import stage_arguments
 from lsdflow_launch.commands import Ask, ask_program
 from lsdflow_launch.disk import DiskUse, disk_use, result_folders

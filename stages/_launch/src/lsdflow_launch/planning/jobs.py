@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lsdflow_contract.experiment import Experiment
-from lsdflow_launch.chain import BLOCK_STAGES
-from lsdflow_launch.slurm.table import GPU_STAGES, cluster_of, job_settings, memory_bytes, time_limit_s
+from lsdflow_contract.experiment import BLOCK_STAGES, GPU_STAGES, Experiment
+from lsdflow_launch.slurm.table import cluster_of, job_settings, memory_bytes, time_limit_s
 
 LOCAL = "this machine"
 _GPU_RESOURCES = re.compile(r"(^|,)(gpu|shard|mps)\b")

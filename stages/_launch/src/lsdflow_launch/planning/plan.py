@@ -18,12 +18,10 @@ from typing import Any
 from pydantic import Field
 
 from lsdflow_contract.errors import MissingInput
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.experiment import BLOCK_STAGES, TRAININGS, Experiment
 from lsdflow_contract.files import read_toml
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.model import StrictModel
-from lsdflow_contract.trainings import TRAININGS
-from lsdflow_launch.chain import BLOCK_STAGES
 from lsdflow_launch.commands import Ask
 from lsdflow_launch.descriptions import plans_of
 from lsdflow_launch.disk import SPARE, FreeSpace, free_space
@@ -44,7 +42,7 @@ from lsdflow_launch.planning.evidence import (
     volumes_of,
 )
 from lsdflow_launch.planning.jobs import Job, jobs_of
-from lsdflow_launch.slurm.table import ClusterTable, cluster_of
+from lsdflow_launch.slurm.table import SiteTable, cluster_of
 
 PRICES_FILE = "prices.toml"
 FIXED, TOTAL, DISK = "fixed", "total", "disk"
@@ -307,7 +305,7 @@ def _disk_warnings(plan: Plan) -> Iterator[PlanWarning]:
         yield PlanWarning(DISK, what, "larger blocks make fewer files; or ask for more inodes", certain=True)
 
 
-def _job_warnings(table: ClusterTable, stage: str, estimated: StageEstimate, job: Job) -> Iterator[PlanWarning]:
+def _job_warnings(table: SiteTable, stage: str, estimated: StageEstimate, job: Job) -> Iterator[PlanWarning]:
     walltime, limit, key = estimated.left("walltime_s"), job.stage_limit_s, f"cluster.{stage}.time"
     if walltime.value is not None and limit and walltime.value > limit - table.warn_s:
         what = f"{_about(walltime, duration)} of work, {key} is {duration(limit)}: the job comes back "

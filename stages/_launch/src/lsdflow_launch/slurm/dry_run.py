@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lsdflow_contract.errors import MissingInput, StageError
-from lsdflow_contract.experiment import Experiment
-from lsdflow_launch.chain import BLOCK_STAGES
+from lsdflow_contract.experiment import BLOCK_STAGES, Experiment
 from lsdflow_launch.output import plain_console
 from lsdflow_launch.preflight import needed_partitions, partition_problems, sif_problems
 from lsdflow_launch.slurm.jobs import existing_partitions

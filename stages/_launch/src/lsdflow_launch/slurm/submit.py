@@ -22,9 +22,9 @@ from lsdflow_command.app import exit_codes
 from lsdflow_command.completion import one_of
 from lsdflow_command.experiment_lock import require_idle
 from lsdflow_contract.errors import ConfigError, MissingInput, UsageError
-from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_contract.experiment import BLOCK_STAGES, STAGES, Experiment, load_experiment
 from lsdflow_contract.manifest import record_for_later_jobs
-from lsdflow_launch.chain import BLOCK_STAGES, first_stage, stages_of
+from lsdflow_launch.chain import first_stage, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.images.engines import mounts_of, uri_file_of

@@ -11,14 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, create_model, model_validator
 
 from lsdflow_contract.errors import ConfigError
-from lsdflow_contract.experiment import STAGES, Experiment, nearest
+from lsdflow_contract.experiment import BLOCK_STAGES, GPU_STAGES, STAGES, TRAININGS, Experiment, nearest
 from lsdflow_contract.model import StrictModel
-from lsdflow_launch.chain import BLOCK_STAGES
 
-GPU_STAGES = ("train-lsd", "train-acrlsd", "predict")
 # SLURM's default MaxArraySize is 1001.
 MOST_WORKERS = 1000
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -95,8 +93,8 @@ class BlockTable(JobTable):
     worker_gres: Gres | None = Field(default=None, description="other resources of a worker job")
 
 
-class ClusterTable(StrictModel):
-    """[cluster]: the SLURM settings of the jobs of `lsdflow submit`."""
+class SiteTable(StrictModel):
+    """The settings of [cluster] itself, without those of the stages."""
 
     account: Name = Field(default="", description="account that is charged; empty = the cluster's default")
     qos: Name = Field(default="", description="quality of service; empty = the cluster's default")
@@ -123,14 +121,6 @@ class ClusterTable(StrictModel):
     )
     max_restarts: int = Field(default=20, ge=0, description="how often an interrupted job is queued again")
     verify: JobTable = Field(default=JobTable(), description="resources of the jobs that verify a stage")
-    prepare: JobTable = JobTable()
-    train_lsd: TrainTable = Field(default=TrainTable(), alias="train-lsd")
-    train_acrlsd: TrainTable = Field(default=TrainTable(), alias="train-acrlsd")
-    predict: BlockTable = BlockTable()
-    watershed: BlockTable = BlockTable()
-    agglomerate: BlockTable = BlockTable()
-    segment: BlockTable = BlockTable()
-    evaluate: BlockTable = BlockTable()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -141,12 +131,30 @@ class ClusterTable(StrictModel):
         return self
 
 
-def cluster_of(experiment: Experiment) -> ClusterTable:
+def _stage_table(stage: str) -> type[JobTable]:
+    if stage in TRAININGS:
+        return TrainTable
+    return BlockTable if stage in BLOCK_STAGES else JobTable
+
+
+_STAGE_TABLES: dict[str, Any] = {
+    stage.replace("-", "_"): (_stage_table(stage), Field(default=_stage_table(stage)(), alias=stage))
+    for stage in STAGES
+}
+ClusterTable: type[SiteTable] = create_model(
+    "ClusterTable",
+    __base__=SiteTable,
+    __doc__="[cluster]: the SLURM settings of the jobs of `lsdflow submit`.",
+    **_STAGE_TABLES,
+)
+
+
+def cluster_of(experiment: Experiment) -> SiteTable:
     """Return the experiment's [cluster]. Raises ConfigError (78) that names the key, with a suggestion."""
     return experiment.table("cluster", ClusterTable)
 
 
-def job_settings(table: ClusterTable, experiment: Experiment) -> dict[str, str]:
+def job_settings(table: SiteTable, experiment: Experiment) -> dict[str, str]:
     """Return every resource of every job: WATERSHED_MEM, WATERSHED_WORKER_CPUS, VERIFY_TIME, ..."""
     profile = experiment.common.profile
     found = _resources("VERIFY", table.verify, {}, _DEFAULTS[profile]["verify"], table.partition_cpu, "")
@@ -155,7 +163,7 @@ def job_settings(table: ClusterTable, experiment: Experiment) -> dict[str, str]:
     return found
 
 
-def _stage_settings(stage: str, table: ClusterTable, profile: str) -> dict[str, str]:
+def _stage_settings(stage: str, table: SiteTable, profile: str) -> dict[str, str]:
     prefix = stage.upper().replace("-", "_")
     of_stage = getattr(table, stage.replace("-", "_"))
     gpu = stage in GPU_STAGES and bool(table.partition_gpu)

@@ -23,14 +23,13 @@ from pydantic import Field
 
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import MissingInput, OutputConflict
-from lsdflow_contract.experiment import STAGES, Experiment, validated
+from lsdflow_contract.experiment import STAGES, TRAININGS, Experiment, validated
 from lsdflow_contract.files import storage_errors, write_if_changed
 from lsdflow_contract.hashing import hash_of, hash_of_file
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest, require_contract
 from lsdflow_contract.model import StrictModel
 from lsdflow_contract.sealing import read_sealed, write_sealed
-from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.disk import result_folders
 from lsdflow_launch.init.template import toml_key, toml_value
 from lsdflow_launch.sweep.file import Sweep

@@ -20,7 +20,7 @@ import numpy as np
 
 from lsdflow_contract.checkpoint import BUNDLE_JSON, Bundle, bundle_folder, bundle_iterations, read_bundle
 from lsdflow_contract.errors import StageError
-from lsdflow_contract.experiment import STAGES
+from lsdflow_contract.experiment import STAGES, TRAININGS
 from lsdflow_contract.failed_blocks import failed_blocks_of_results
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.layout import ExperimentLayout
@@ -54,7 +54,6 @@ from lsdflow_evaluate.report.volumes import (
 )
 from lsdflow_runtime.io.volumes import Volume, open_volume
 
-TRAINING = ("train-lsd", "train-acrlsd")
 MOST_FAILED_BLOCKS = 20
 # Of so many results the segmentations are compared.
 MOST_PICTURES = 6
@@ -108,7 +107,7 @@ def collect(
     to_label = None
     if grid and segmented and not scores.get("has_truth"):
         to_label = collector.collect("segment", partial(box_to_label, segmented, grid), None)
-    snapshots = {stage: layout.train_dir(stage) / "snapshots" for stage in source.stages if stage in TRAINING}
+    snapshots = {stage: layout.train_dir(stage) / "snapshots" for stage in source.stages if stage in TRAININGS}
     trained = (training_snapshot(path, stage, config.picture_edge_vox) for stage, path in snapshots.items())
     networks: tuple[Bundle, ...] = collector.collect(
         "predict", lambda: networks_of(layout, manifests.get("predict")), ()
@@ -125,7 +124,7 @@ def collect(
         networks=networks,
         stages=stage_records(source, manifests, attempts, bool(collector.errors)),
         blocks=blocks,
-        losses=tuple(filter(None, (loss_curve(layout.train_dir(stage), stage) for stage in TRAINING))),
+        losses=tuple(filter(None, (loss_curve(layout.train_dir(stage), stage) for stage in TRAININGS))),
         trained=tuple(filter(None, trained)),
         voxel_size_nm=grid.voxel_size_nm if grid else None,
         shape_vox=grid.shape_vox if grid else None,

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lsdflow_contract.trainings import TRAININGS, shortfall
+from lsdflow_contract.experiment import TRAININGS
+from lsdflow_contract.trainings import shortfall
 from lsdflow_evaluate.errors.doubtful_place import DoubtfulPlace
 from lsdflow_evaluate.report.data import ReportData
 from lsdflow_evaluate.report.words import CROSS, duration, error_words
