@@ -6,7 +6,7 @@ from typing import Any
 
 
 def work(rank: int, addresses: tuple[str, ...], parts: dict[str, Any], rate: float, answers: Any) -> None:
-    """Step with every second patch; answer with losses, learning rates, wishes to stop and weights."""
+    """Step with every second patch; answer with losses, the chief's minutes, wishes to stop and weights."""
     import torch
 
     from lsdflow_network.unet import UNet
@@ -20,10 +20,11 @@ def work(rank: int, addresses: tuple[str, ...], parts: dict[str, Any], rate: flo
     own = patches[rank :: len(addresses)]
     chief, last = rank == 0, rank == len(addresses) - 1
     steps = [
-        engine.step([patch], n, rate if chief else 0.5, stop=last and n == len(own)) for n, patch in enumerate(own, 1)
+        engine.step([patch], n, rate, minutes=n if chief else 0.5, stop=last and n == len(own))
+        for n, patch in enumerate(own, 1)
     ]
     engine.wait_for_all()
     given = UNet(settings.unet, settings.outputs)
     engine.export(given, torch.optim.Adam(given.parameters()))
     weights = {name: value.numpy() for name, value in given.state_dict().items()}
-    answers.put((rank, [(s.losses, s.learning_rate, s.stop) for s in steps], weights))
+    answers.put((rank, [(s.losses, s.minutes, s.stop) for s in steps], weights))

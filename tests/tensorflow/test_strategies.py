@@ -52,7 +52,6 @@ def test_two_devices_step_with_the_mean_gradient(torch_side) -> None:
     engine = made.engine(make_strategy(Cluster(), ["CPU:0", "CPU:1"]))
     assert engine.replicas == 2
     steps = [engine.step(made.patches[2 * n :][:2], n + 1, RATE) for n in range(STEPS)]
-    assert [step.learning_rate for step in steps] == [RATE] * STEPS
     assert_same_training(([step.losses for step in steps], weights_of(engine, made.settings)), made)
 
 
@@ -79,7 +78,7 @@ def answers_of(processes, answers):
 
 
 def test_two_processes_step_with_the_mean_gradient_and_stop_together(torch_side, monkeypatch) -> None:
-    """The chief's learning rate counts, and the other one's wish to stop."""
+    """The chief's minutes count, and the other one's wish to stop."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
     worker = importlib.import_module("cluster_worker")
     made = torch_side("affinities", patches=2 * STEPS)
@@ -96,7 +95,7 @@ def test_two_processes_step_with_the_mean_gradient_and_stop_together(torch_side,
         process.join()
     (steps, weights), (steps_1, weights_1) = found[0], found[1]
     assert steps == steps_1
-    assert [(rate, stop) for _, rate, stop in steps] == [(RATE, False), (RATE, True)]
+    assert [(minutes, stop) for _, minutes, stop in steps] == [(1.0, False), (2.0, True)]
     assert all((weights[name] == weights_1[name]).all() for name in weights)
     found_weights = {name: torch.from_numpy(value) for name, value in weights.items()}
     assert_same_training(([losses for losses, _, _ in steps], found_weights), made)

@@ -23,7 +23,6 @@ from lsdflow_contract.layout import ExperimentLayout  # noqa: E402
 from lsdflow_contract.manifest import read_manifest  # noqa: E402
 from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
 from lsdflow_network.inference import load_network  # noqa: E402
-from lsdflow_tensorflow import trainer as trainer_module  # noqa: E402
 from lsdflow_tensorflow.cluster import (  # noqa: E402
     Cluster,
     require_possible,
@@ -32,6 +31,7 @@ from lsdflow_tensorflow.cluster import (  # noqa: E402
 from lsdflow_tensorflow.engine import Engine  # noqa: E402
 from lsdflow_tensorflow.trainer import train  # noqa: E402
 from lsdflow_train_acrlsd.cli import app  # noqa: E402
+from lsdflow_training import trainer as trainer_module  # noqa: E402
 from lsdflow_training import validation  # noqa: E402
 from lsdflow_training.snapshots import dataset_names, snapshot_path  # noqa: E402
 from lsdflow_training.testing import micro_experiment  # noqa: E402

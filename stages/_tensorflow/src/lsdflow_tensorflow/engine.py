@@ -119,10 +119,9 @@ Arrays = dict[str, npt.NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Step:
-    """What all replicas share after a step: mean losses by output, learning rate and minutes of the chief, stop."""
+    """What all replicas share after a step: mean losses by output, minutes of the chief, stop."""
 
     losses: dict[str, float]
-    learning_rate: float
     minutes: float
     stop: bool
 
@@ -173,17 +172,18 @@ class Engine:
     ) -> Step:
         """Run one step on all replicas. `patches` has one patch for each replica of this process.
 
-        learning_rate, minutes: the chief's values are used.  stop: whether this process received a signal; all
-        processes see it.  Raises Interrupted (75) if another process has ended, and InternalError if another process
-        is at a step other than `number`.
+        minutes: all get the chief's.  stop: whether this process received a signal; all processes see it.  Raises
+        Interrupted (75) if another process has ended, and InternalError if another process is at a step other than
+        `number`.
         """
         data = [to_arrays(patch) for patch in patches]
-        shared = np.array([learning_rate, minutes, float(stop), float(number)])
+        shared = np.array([minutes, float(stop), float(number)])
+        first, second = self.adam.next_corrections()
         try:
             losses, sums = self._step(
                 self._per_replica(lambda index, _: data[index]),
-                self._per_replica(lambda index, chief: shared * (index == 0) * [chief, chief, 1, 1]),
-                tf.constant(self.adam.next_corrections(), tf.float64),
+                self._per_replica(lambda index, chief: shared * (index == 0) * [chief, 1, 1]),
+                tf.constant((learning_rate / first, second), tf.float64),
             )
             losses, sums = (self.strategy.experimental_local_results(value)[0].numpy() for value in (losses, sums))
         except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
@@ -194,10 +194,10 @@ class Engine:
                 fix="run the same command again to resume from the last checkpoint",
             ) from error
         processes = self.replicas // len(patches)
-        if sums[3] != number * processes:
-            raise InternalError("the processes of this training are at different steps", found=sums[3] / processes)
+        if sums[2] != number * processes:
+            raise InternalError("the processes of this training are at different steps", found=sums[2] / processes)
         by_name = {name: float(loss) for name, loss in zip(self._names(data[0]), losses, strict=True)}
-        return Step(by_name, float(sums[0]), float(sums[1]), stop=bool(sums[2]))
+        return Step(by_name, float(sums[0]), stop=bool(sums[1]))
 
     def loss(self, patch: Patch) -> float:
         """The loss of one patch, computed in this process without training."""
@@ -228,7 +228,7 @@ class Engine:
         one = tf.function(lambda: self.strategy.run(lambda: _sum_over_replicas(tf.ones(()))), autograph=False)()
         tf.nest.map_structure(lambda value: value.numpy(), self.strategy.experimental_local_results(one))
 
-    def _replica_step(self, patch: Any, shared: Any, corrections: Any) -> tuple[Any, Any]:
+    def _replica_step(self, patch: Any, shared: Any, factors: Any) -> tuple[Any, Any]:
         with tf.GradientTape() as tape:
             losses = self._losses(patch)
             loss = tf.add_n(list(losses.values()))
@@ -238,7 +238,6 @@ class Engine:
             tf.distribute.ReduceOp.MEAN, [*gradients, tf.stack(list(losses.values()))]
         )
         sums = _sum_over_replicas(shared)
-        factors = tf.stack([sums[0] / corrections[0], corrections[1]])
         context.merge_call(self.adam.apply, args=(means, factors))
         return mean_losses, sums
 

@@ -7,6 +7,7 @@ first two, without the start of a training (compilation, first batches).
 from __future__ import annotations
 
 import csv
+import importlib
 import resource
 import socket
 from dataclasses import replace
@@ -35,13 +36,10 @@ def measure_training(training: Training, folder: Path, lsd: FrozenLsd | None = N
             "the folder of the measurement is not empty", where=folder, fix="name one that does not exist"
         )
     with_tensorflow = training.config.backend == "tensorflow"
-    if with_tensorflow:
-        train = tensorflow_backend().train_alone
-    else:
-        from lsdflow_training.trainer import train
+    trainer: Any = tensorflow_backend() if with_tensorflow else importlib.import_module("lsdflow_training.trainer")
     folder.mkdir(parents=True, exist_ok=True)
     settings = _some_steps(training.settings)
-    result = train(settings, training.sources, folder, training.key, lsd)
+    result = trainer.train(settings, training.sources, folder, training.key, lsd)
     return {
         "it_per_s": steady_speed(folder / "loss.csv"),
         "iteration": result.iteration,

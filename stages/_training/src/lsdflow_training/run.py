@@ -173,8 +173,7 @@ def _train_with_torch(training: Training, lsd: Any, ranks: Ranks) -> None:
 
     with open_group(ranks, settings.device, distribution.peer_timeout_s) as group:
         if group.writes:
-            _report_other_settings(training)
-            make_current(training.experiment.layout, settings.stage, training.key)
+            _begin(training)
         group.wait_for_all()
         result = train(settings, training.sources, training.folder, training.key, lsd, group)
         if result.best is not None:
@@ -191,18 +190,17 @@ def tensorflow_backend() -> ModuleType:
 
 def _train_with_tensorflow(training: Training, lsd: Any) -> None:
     backend = tensorflow_backend()
-    shared, writes = backend.share_among_cluster(training)
-    with _lock_of_stage(shared, holds=writes):
-        if writes:
-            _report_other_settings(shared)
-            make_current(shared.experiment.layout, shared.settings.stage, shared.key)
-        result = backend.train(shared.settings, shared.sources, shared.folder, shared.key, lsd)
+    shared, cluster = backend.share_among_cluster(training)
+    with _lock_of_stage(shared, holds=cluster.is_chief):
+        if cluster.is_chief:
+            _begin(shared)
+        result = backend.train(shared.settings, shared.sources, shared.folder, shared.key, lsd, cluster)
         if result.best is not None:
             _write_manifest(shared, result, result.best)
 
 
-def _report_other_settings(training: Training) -> None:
-    """Log how the training differs from the current one, which stays in the results."""
+def _begin(training: Training) -> None:
+    """Make the training the current one. Log how it differs from the one before, which stays in the results."""
     with suppress(StageError):
         earlier = read_manifest(training.experiment.layout, training.settings.stage)
         changed = differences(earlier, training.config.model_dump(mode="json"), training.inputs)
@@ -214,6 +212,7 @@ def _report_other_settings(training: Training) -> None:
                 earlier.key[:8],
                 changed or "another number of processes",
             )
+    make_current(training.experiment.layout, training.settings.stage, training.key)
 
 
 def _write_manifest(training: Training, result: TrainingResult, best: BestCheckpoint) -> None:

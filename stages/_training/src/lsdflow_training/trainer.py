@@ -8,6 +8,8 @@
 
 With several processes the step that makes iteration i uses batches (i - 1) n + 1 ... i n, n = accumulate x processes;
 with k processes, each uses every k-th of them.  All agree on the losses, the time and when to stop; the first writes.
+
+Another framework replaces the step and what depends on it, see lsdflow_tensorflow.trainer.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from lsdflow_contract.checkpoint import BestCheckpoint
 from lsdflow_contract.errors import BadData, Interrupted
 from lsdflow_training import checkpoints as ckpt
 from lsdflow_training.build import FrozenLsd, build_network, device_of, make_optimizer, new_network, training_precision
-from lsdflow_training.checkpoints import TrainingState
+from lsdflow_training.checkpoints import Resumed, TrainingState
 from lsdflow_training.compiled import compile_everything
 from lsdflow_training.curves import Curves, count_iteration, report_validation, training_progress
 from lsdflow_training.data.patch import Patch, to_patch
@@ -44,7 +46,7 @@ from lsdflow_training.run import TrainingResult
 from lsdflow_training.schedule import learning_rate, limit_reached
 from lsdflow_training.settings import TrainingSettings, make_bundle
 from lsdflow_training.snapshots import pictures, snapshot_path, write_snapshot
-from lsdflow_training.step import AveragedWeights, StepResult, train_step
+from lsdflow_training.step import AveragedWeights, Gradients, StepResult, train_step
 from lsdflow_training.timing import DataWait, NodeTimes, step_profile
 from lsdflow_training.validation import LossMonitor, read_patches, shared_validation_loss
 
@@ -87,14 +89,11 @@ class Trainer:
         self.folder, self.training_key = folder, training_key
         self.checkpoints = folder / "checkpoints"
         self.keys: Keys = make_keys()
-        self.device = device_of(settings.device, self.group)
-        self.precision = training_precision(settings, self.group, self.device)
         self.trained = new_network(settings)
-        self.network, gradients = build_network(settings, self.trained, lsd, self.group, self.device, self.precision)
-        self.gradients = gradients if self.group.alone else replace(gradients, combine=self._combine)
-        self.optimizer = make_optimizer(settings, self.trained)
-        decay = settings.average_decay
-        self.average = None if decay is None else AveragedWeights(self.trained, decay)
+        self.gradients = Gradients()
+        self.average: AveragedWeights | None = None
+        self.patches_per_step = settings.step.accumulate  # of this process
+        self._build()
         self.monitor = LossMonitor(folder, settings.early_stopping, self.group)
         self.iteration = 0
         self.saved = 0
@@ -109,6 +108,17 @@ class Trainer:
         # Writes the snapshot of the last step, in the process that writes.
         self.show: Callable[[], None] | None = None
 
+    def _build(self) -> None:
+        """Put the network on its device, shared among the processes, and make its optimizer."""
+        settings, group = self.settings, self.group
+        self.device = device_of(settings.device, group)
+        self.precision = training_precision(settings, group, self.device)
+        self.network, gradients = build_network(settings, self.trained, self.lsd, group, self.device, self.precision)
+        self.gradients = gradients if group.alone else replace(gradients, combine=self._combine)
+        self.optimizer = make_optimizer(settings, self.trained)
+        if settings.average_decay is not None:
+            self.average = AveragedWeights(self.trained, settings.average_decay)
+
     def run(self) -> TrainingResult:
         """See module docstring."""
         self._resume()
@@ -120,8 +130,7 @@ class Trainer:
                 "loading the compiled loops; the first training on a machine compiles them, which takes about a minute"
             )
             compile_everything()
-            ranks = self.group.ranks
-            self.patches = read_patches(self.keys, self.settings, self.sources, ranks.rank, ranks.world_size)
+            self.patches = self._validation_patches()
             self.monitor.begin(self.patches)
             self._log_step_options()
             self.started = time.monotonic()
@@ -129,6 +138,7 @@ class Trainer:
                 self._loop(curves)
                 # An interruption adds no validation: early stopping and the best must not depend on it.
                 self._checkpoint(curves, validate=self._finished())
+                self.group.wait_for_all()  # the first one writes: no other may end before
             LOG.info("data pipeline, per batch:\n%s", self.times.table())
             if self._stops() and not self._finished():
                 signal = self.stop.name or "a signal to another process"
@@ -145,15 +155,15 @@ class Trainer:
         return TrainingResult(self.iteration, best, self._minutes(), rate, self._ended_by() or "", self.data_wait.share)
 
     def _loop(self, curves: Curves | None) -> None:
-        schedules, ranks, step = self.settings.schedules, self.group.ranks, self.settings.step
-        numbers = BatchNumbers(self.iteration * step.accumulate * ranks.world_size + ranks.rank + 1, ranks.world_size)
+        schedules, ranks, own = self.settings.schedules, self.group.ranks, self.patches_per_step
+        numbers = BatchNumbers(self.iteration * own * ranks.world_size + ranks.rank + 1, ranks.world_size)
         stream = make_stream(self.keys, self.settings, self.sources, numbers, self.times)
         profile = step_profile(self.settings.records.profile_steps, self.folder, self.settings.device, ranks.rank)
         bar = training_progress(self.settings, self.iteration, self.minutes_before, self.group.writes)
         with stream as batches, bar as progress, profile as profiled:
             while not self._finished() and not self._stops():
                 with self.data_wait:
-                    of_step = next_batches(batches, step.accumulate, self._stops())
+                    of_step = next_batches(batches, own, self._stops())
                 if not of_step:
                     break
                 result = self._step(of_step, curves)
@@ -175,9 +185,7 @@ class Trainer:
             group["lr"] = learning_rate(schedules, number, self._minutes())
         patches = [to_patch(batch, self.keys, self.device) for batch in batches]
         snapshot = self.group.writes and schedules.has_snapshot(number)
-        result = train_step(
-            self.network, self.optimizer, patches, self.precision, keep_gradients=snapshot, gradients=self.gradients
-        )
+        result = self._train_step(patches, keep_gradients=snapshot)
         if not torch.isfinite(result.loss):
             raise self._loss_not_finite(float(result.loss.detach()))
         self.iteration = number
@@ -188,6 +196,17 @@ class Trainer:
             if snapshot:
                 self.show()
         return result
+
+    def _train_step(self, patches: Sequence[Patch], keep_gradients: bool) -> StepResult:
+        """One step of all processes, with the learning rate of the optimizer."""
+        return train_step(
+            self.network,
+            self.optimizer,
+            patches,
+            self.precision,
+            keep_gradients=keep_gradients,
+            gradients=self.gradients,
+        )
 
     def _snapshot(self, curves: Curves, batch: gp.Batch, patch: Patch, result: StepResult) -> None:
         curves.add_pictures(self.iteration, pictures(patch, result))
@@ -209,12 +228,13 @@ class Trainer:
         """Whether to stop: a single process stops at once, several stop when all have agreed."""
         return bool(self.stop) if self.group.alone else self.stopping
 
-    def _loss_not_finite(self, loss: float, rank: int = 0) -> BadData:
-        """The error of the next step, with the process (if there are several) and its batches."""
+    def _loss_not_finite(self, loss: float, rank: int | None = None) -> BadData:
+        """The error of the next step, with its batches; those of one process if its rank is known."""
         number = self.iteration + 1
-        batches = self._batches(number)[rank :: self.group.ranks.world_size]
-        process = None if self.group.alone else rank
-        return not_finite("loss is", f"loss {loss}", number=number, saved=self.saved, batches=batches, process=process)
+        batches = self._batches(number)
+        if rank is not None:
+            batches = batches[rank :: self.group.ranks.world_size]
+        return not_finite("loss is", f"loss {loss}", number=number, saved=self.saved, batches=batches, process=rank)
 
     def _batches(self, number: int) -> range:
         return batches_of(number, self.settings.step.effective_batch)
@@ -232,11 +252,8 @@ class Trainer:
     def _validate(self, curves: Curves | None) -> float | None:
         if self.iteration in self.validated:
             return self.validated[self.iteration]
-        raw_vox, precision = self.settings.shapes.raw_vox, self.precision
         with self._saved_weights():
-            value = shared_validation_loss(
-                self.network, self.patches, self.group, raw_vox, device=self.device, precision=precision
-            )
+            value = self._validation_loss()
         self.validated = {self.iteration: value}
         if value is None:
             return None
@@ -246,6 +263,18 @@ class Trainer:
             LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
         self.monitor.check(self.iteration, value)
         return value
+
+    def _validation_patches(self) -> list[Patch]:
+        """The share of this process."""
+        ranks = self.group.ranks
+        return read_patches(self.keys, self.settings, self.sources, ranks.rank, ranks.world_size)
+
+    def _validation_loss(self) -> float | None:
+        """The loss over the validation patches of all processes; None if there are none."""
+        raw_vox, device = self.settings.shapes.raw_vox, self.device
+        return shared_validation_loss(
+            self.network, self.patches, self.group, raw_vox, device=device, precision=self.precision
+        )
 
     def _saved_weights(self) -> AbstractContextManager[None]:
         """In the context, the network has the weights that are written to the bundle."""
@@ -275,14 +304,18 @@ class Trainer:
     def _choose(self) -> BestCheckpoint:
         return ckpt.keep_best(self.folder, self.training_key, self.settings.schedules.keep_checkpoints)
 
-    def _resume(self) -> None:
-        """All processes resume from the checkpoint that the first one finds."""
+    def _checkpoint_to_resume(self) -> Resumed | None:
+        """The checkpoint that the first process finds, for all."""
         resumed = ckpt.newest_valid(self.checkpoints, self.training_key) if self.group.writes else None
         found = int(self.group.of_rank_0(-1 if resumed is None else resumed.bundle.iteration))
         if resumed is None and found >= 0:
             resumed = ckpt.read_checkpoint(self.checkpoints, found)
         sha256 = "none" if resumed is None else resumed.bundle.weights_sha256
         self.group.require_same(sha256.encode(), f"checkpoint of iteration {found}")
+        return resumed
+
+    def _resume(self) -> None:
+        resumed = self._checkpoint_to_resume()
         if self.group.writes:
             ckpt.remove_partial(self.folder)
         if resumed is not None:
@@ -306,8 +339,8 @@ class Trainer:
         step, world = self.settings.step, self.group.ranks.world_size
         if step.effective_batch > 1:
             LOG.info(
-                "%d patches a step (%d processes x accumulate %d), %s",
-                *(step.effective_batch, world, step.accumulate, self.settings.distribution.strategy),
+                "%d patches a step (%d processes x %d), %s",
+                *(step.effective_batch, world, self.patches_per_step, self.settings.distribution.strategy),
             )
 
     def _lsd_sha256(self) -> str | None:
