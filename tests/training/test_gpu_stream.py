@@ -15,7 +15,7 @@ from lsdflow_contract.arrays import MASK, MaskState  # noqa: E402
 from lsdflow_contract.errors import BadData, ConfigError  # noqa: E402
 from lsdflow_training.data.batches import batch_stream  # noqa: E402
 from lsdflow_training.data.draw import Drawer  # noqa: E402
-from lsdflow_training.data.patch import DevicePatch  # noqa: E402
+from lsdflow_training.data.patch import Patch  # noqa: E402
 from lsdflow_training.data.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
 from lsdflow_training.data.streams import gpu_stream  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
@@ -30,7 +30,7 @@ def gunpowder_batches(prepared, keys, count: int):
         return [next(stream) for _ in range(count)]
 
 
-def device_patches(prepared, keys, count: int, first: int = 1, stride: int = 1, **options) -> list[DevicePatch]:
+def device_patches(prepared, keys, count: int, first: int = 1, stride: int = 1, **options) -> list[Patch]:
     settings = dataclasses.replace(prepared.settings, **options)
     with gpu_stream(keys, settings, prepared.sources, first=first, stride=stride, device=CPU) as stream:
         return [next(stream) for _ in range(count)]
@@ -66,16 +66,15 @@ def test_patch_i_is_the_batch_i_of_gunpowder_with_every_augmentation(prepared, v
     keys = make_keys()
     whole = 0
     for wanted, found in zip(gunpowder_batches(training, keys, 3), device_patches(training, keys, 3), strict=True):
-        patch = found.patch
-        np.testing.assert_allclose(patch.raw[0, 0], wanted[keys.raw].data, atol=1e-4 if elastic else 1e-6)
+        np.testing.assert_allclose(found.raw[0, 0], wanted[keys.raw].data, atol=1e-4 if elastic else 1e-6)
         moved = (found.mask.numpy() != wanted[keys.mask].data).mean()
         assert moved <= (2e-4 if elastic else 0), "a voxel half-way between two may fall to either"
         same_place = {"affs": keys.affs, "lsds": keys.lsds}
         for name, key in same_place.items():
-            near = np.isclose(patch.targets[name][0], wanted[key].data, atol=1e-5 if elastic else 2e-6, rtol=0)
+            near = np.isclose(found.targets[name][0], wanted[key].data, atol=1e-5 if elastic else 2e-6, rtol=0)
             assert near.mean() >= (0.999 if elastic else 1)
         weights = {"affs": keys.affs_weight, "lsds": keys.lsds_weight}
-        equal = [np.array_equal(patch.weights[name][0], wanted[key].data) for name, key in weights.items()]
+        equal = [np.array_equal(found.weights[name][0], wanted[key].data) for name, key in weights.items()]
         whole += all(equal)
     assert whole >= (2 if elastic else 3), "weights are those of gunpowder, bit for bit"
 
@@ -85,7 +84,7 @@ def test_a_patch_has_the_same_bits_whatever_the_stride(prepared) -> None:
     here, there = device_patches(training, keys, 5), device_patches(training, keys, 2, first=3, stride=2)
     for a, b in zip(here[2::2], there, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(a.tensors(), b.tensors(), strict=True))
-    assert not torch.equal(here[0].patch.raw, here[1].patch.raw)
+    assert not torch.equal(here[0].raw, here[1].raw)
 
 
 def test_an_error_of_the_draw_is_reported_by_the_stream(prepared, monkeypatch) -> None:
@@ -125,8 +124,8 @@ def test_changed_intensities_are_those_of_the_gunpowder_pipeline(prepared, aniso
     )  # fmt: skip
     keys = make_keys()
     for wanted, found in zip(gunpowder_batches(training, keys, 3), device_patches(training, keys, 3), strict=True):
-        np.testing.assert_allclose(found.patch.raw[0, 0], wanted[keys.raw].data, atol=1e-5)
-        np.testing.assert_array_equal(found.patch.targets["affs"][0], wanted[keys.affs].data)
+        np.testing.assert_allclose(found.raw[0, 0], wanted[keys.raw].data, atol=1e-5)
+        np.testing.assert_array_equal(found.targets["affs"][0], wanted[keys.affs].data)
 
 
 def test_noise_has_gunpowders_deviation_and_the_same_bits_again(prepared) -> None:
@@ -136,9 +135,9 @@ def test_noise_has_gunpowders_deviation_and_the_same_bits_again(prepared) -> Non
     here, plain = device_patches(noisy, keys, 2), device_patches(quiet, keys, 2)
     there = device_patches(noisy, keys, 2)
     for patch, same, without in zip(here, there, plain, strict=True):
-        assert torch.equal(patch.patch.raw, same.patch.raw)
-        middle = without.patch.raw.abs() < 0.5
-        assert (patch.patch.raw - without.patch.raw)[middle].std().item() == pytest.approx(2 * 0.05, rel=0.1)
+        assert torch.equal(patch.raw, same.raw)
+        middle = without.raw.abs() < 0.5
+        assert (patch.raw - without.raw)[middle].std().item() == pytest.approx(2 * 0.05, rel=0.1)
 
 
 def test_a_draw_is_not_changed_by_random_numbers_of_other_threads(prepared, monkeypatch) -> None:

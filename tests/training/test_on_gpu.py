@@ -40,10 +40,10 @@ def test_patches_are_those_of_the_cpu(prepared, device: str, workers: int) -> No
         with gpu_stream(keys, settings, training.sources, first=1, stride=1, device=torch.device(where)) as stream:
             found.append([next(stream) for _ in range(2)])
     for here, on_cpu in zip(*found, strict=True):
-        assert here.patch.raw.device.type == device.split(":", maxsplit=1)[0]
-        np.testing.assert_allclose(here.patch.raw.cpu(), on_cpu.patch.raw, atol=1e-4)
-        for name, wanted in on_cpu.patch.targets.items():
-            near = np.isclose(here.patch.targets[name].cpu(), wanted, atol=1e-4, rtol=0)
+        assert here.raw.device.type == device.split(":", maxsplit=1)[0]
+        np.testing.assert_allclose(here.raw.cpu(), on_cpu.raw, atol=1e-4)
+        for name, wanted in on_cpu.targets.items():
+            near = np.isclose(here.targets[name].cpu(), wanted, atol=1e-4, rtol=0)
             assert near.mean() >= 0.999, "a voxel half-way between two may fall to either"
 
 

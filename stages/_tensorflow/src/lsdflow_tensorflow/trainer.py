@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import gunpowder as gp
 import torch
 
 from lsdflow_tensorflow.cluster import Cluster, find_cluster, require_possible, shared_among
@@ -120,9 +119,9 @@ class TensorflowTrainer(Trainer):
         self.stopping, self.minutes_of_rank_0 = step.stop, step.minutes
         return StepResult(torch.tensor(sum(step.losses.values())), step.losses, shown)
 
-    def _snapshot(self, curves: Curves, batch: gp.Batch, patch: Patch, result: StepResult) -> None:
+    def _snapshot(self, curves: Curves, patch: Patch, result: StepResult) -> None:
         """A snapshot of a step that was not known to be the last one shows the network after it."""
-        super()._snapshot(curves, batch, patch, result if result.predictions else self.engine.inspect(patch))
+        super()._snapshot(curves, patch, result if result.predictions else self.engine.inspect(patch))
 
     def _validation_patches(self) -> list[Patch]:
         """All in the first process, which alone validates."""

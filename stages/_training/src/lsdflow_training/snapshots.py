@@ -10,7 +10,6 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-import gunpowder as gp
 import h5py
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +18,9 @@ from torch import Tensor
 from lsdflow_contract.checkpoint import Kind
 from lsdflow_contract.files import TEMPORARY_SUFFIX, storage_errors
 from lsdflow_contract.geometry import Nm3
-from lsdflow_training.data.patch import DevicePatch, Patch
-from lsdflow_training.data.pipeline import Keys
+from lsdflow_training.data.patch import Patch
 from lsdflow_training.step import StepResult
+from lsdflow_training.targets.boundaries import compact_ids
 
 _NAMES: dict[str, dict[str, str]] = {
     "lsd": {
@@ -61,11 +60,9 @@ def dataset_names(kind: Kind) -> dict[str, str]:
     return {**_INPUTS, **_NAMES[kind]}
 
 
-def write_snapshot(
-    path: Path, kind: Kind, batch: gp.Batch, keys: Keys, *, result: StepResult, voxel_size_nm: Nm3
-) -> None:
+def write_snapshot(path: Path, kind: Kind, patch: Patch, *, result: StepResult, voxel_size_nm: Nm3) -> None:
     """Write one snapshot, complete or not at all; `offset` and `resolution` in nm, relative to the raw patch."""
-    arrays = _arrays(batch.as_batch(keys) if isinstance(batch, DevicePatch) else batch, keys, result)
+    arrays = _arrays(patch, result)
     raw_shape = arrays["raw"].shape
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     with storage_errors(path):
@@ -85,16 +82,18 @@ def write_snapshot(
             partial.unlink(missing_ok=True)
 
 
-def _arrays(batch: gp.Batch, keys: Keys, result: StepResult) -> dict[str, npt.NDArray[np.generic]]:
-    arrays = {"raw": batch[keys.raw].data, "labels": batch[keys.labels].data, "mask": batch[keys.mask].data}
-    for name, key, weight in (("lsds", keys.lsds, keys.lsds_weight), ("affs", keys.affs, keys.affs_weight)):
-        if key in batch.arrays:
-            prediction = result.predictions[name]
-            arrays[f"gt_{name}"] = batch[key].data
-            arrays[f"weight_{name}"] = batch[weight].data
-            arrays[f"pred_{name}"] = prediction.detach()[0].cpu().numpy()
-            if (prediction.is_leaf or prediction.retains_grad) and prediction.grad is not None:
-                arrays[f"grad_{name}"] = prediction.grad[0].cpu().numpy()
+def _arrays(patch: Patch, result: StepResult) -> dict[str, npt.NDArray[np.generic]]:
+    arrays: dict[str, npt.NDArray[np.generic]] = {"raw": patch.raw[0, 0].cpu().numpy()}
+    if patch.labels is not None and patch.mask is not None:
+        labels = compact_ids(patch.labels.cpu().numpy().astype(np.uint64))
+        arrays |= {"labels": labels, "mask": patch.mask.cpu().numpy()}
+    for name, target in patch.targets.items():
+        prediction = result.predictions[name]
+        arrays[f"gt_{name}"] = target[0].cpu().numpy()
+        arrays[f"weight_{name}"] = patch.weights[name][0].cpu().numpy()
+        arrays[f"pred_{name}"] = prediction.detach()[0].cpu().numpy()
+        if (prediction.is_leaf or prediction.retains_grad) and prediction.grad is not None:
+            arrays[f"grad_{name}"] = prediction.grad[0].cpu().numpy()
     if "lsds_u8" in result.predictions:
         arrays["lsds_u8"] = result.predictions["lsds_u8"][0].cpu().numpy()
     return arrays

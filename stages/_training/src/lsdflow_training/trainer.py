@@ -192,7 +192,7 @@ class Trainer:
         if self.average is not None:
             self.average.update(number)
         if curves is not None:
-            self.show = partial(self._snapshot, curves, batches[-1], patches[-1], result)
+            self.show = partial(self._snapshot, curves, patches[-1], result)
             if snapshot:
                 self.show()
         return result
@@ -208,11 +208,11 @@ class Trainer:
             gradients=self.gradients,
         )
 
-    def _snapshot(self, curves: Curves, batch: gp.Batch, patch: Patch, result: StepResult) -> None:
+    def _snapshot(self, curves: Curves, patch: Patch, result: StepResult) -> None:
         curves.add_pictures(self.iteration, pictures(patch, result))
         path = snapshot_path(self.folder / "snapshots", self.iteration)
         size = self.settings.targets.voxel_size_nm
-        write_snapshot(path, self.settings.kind, batch, self.keys, result=result, voxel_size_nm=size)
+        write_snapshot(path, self.settings.kind, patch, result=result, voxel_size_nm=size)
 
     def _combine(self, mine: StepResult) -> StepResult:
         """The result of this process -> that of all. Raises BadData in all of them if the loss of one is not finite."""

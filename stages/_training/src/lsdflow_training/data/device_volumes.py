@@ -21,7 +21,7 @@ from lsdflow_contract.geometry import Box
 from lsdflow_network.precision import memory_format
 from lsdflow_training.augmentation.device import apply_step, changed
 from lsdflow_training.data.draw import Drawn
-from lsdflow_training.data.patch import DevicePatch, Patch
+from lsdflow_training.data.patch import Patch
 from lsdflow_training.data.volume_arrays import NAMES, Name, VolumeArrays
 from lsdflow_training.settings import TrainingSettings
 from lsdflow_training.targets.boundaries import compact_ids
@@ -85,7 +85,7 @@ def _fewer_bytes(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 @torch.no_grad()
-def make_patch(drawn: Drawn, volumes: dict[str, Tensor], settings: TrainingSettings) -> DevicePatch:
+def make_patch(drawn: Drawn, volumes: dict[str, Tensor], settings: TrainingSettings) -> Patch:
     """The patch that the gunpowder pipeline makes of the same batch; volumes: the crops of what was drawn."""
     for step in drawn.steps:
         volumes = apply_step(step, volumes)
@@ -96,12 +96,13 @@ def make_patch(drawn: Drawn, volumes: dict[str, Tensor], settings: TrainingSetti
     begin = drawn.labels_box.begin_vox
     output = Box((0, 0, 0), settings.shapes.output_vox).translate((-begin[0], -begin[1], -begin[2]))
     made = make_targets(volumes["labels"], volumes["mask"], output, settings.targets, settings.augmentation.anisotropic)
-    patch = Patch(
+    return Patch(
         raw=raw[None, None].contiguous(memory_format=memory_format(raw.device)),
         targets={name: value[None] for name, value in made.targets.items()},
         weights={name: value[None] for name, value in made.weights.items()},
+        labels=made.labels[output.slices()],
+        mask=volumes["mask"][output.slices()],
     )
-    return DevicePatch(patch, made.labels[output.slices()], volumes["mask"][output.slices()])
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:

@@ -27,7 +27,7 @@ from lsdflow_contract.errors import InternalError
 from lsdflow_training.data.batches import batch_seed, batch_stream
 from lsdflow_training.data.device_volumes import Crops, device_volumes, make_patch
 from lsdflow_training.data.draw import Drawer, Drawn
-from lsdflow_training.data.patch import DevicePatch
+from lsdflow_training.data.patch import Patch
 from lsdflow_training.data.pipeline import Keys, batch_request, training_pipeline
 from lsdflow_training.data.volumes import Source
 from lsdflow_training.settings import TrainingSettings
@@ -90,7 +90,7 @@ def gpu_stream(
     stride: int,
     device: torch.device,
     times: NodeTimes | None = None,
-) -> Iterator[Iterator[DevicePatch]]:
+) -> Iterator[Iterator[Patch]]:
     """Patches first, first + stride, ... on the device.
 
     times: collects the time for drawing and making a patch, on the host. Raises ConfigError for what only gunpowder
@@ -113,7 +113,7 @@ def gpu_stream(
         times.seconds["draw and read", ""] += perf_counter() - began
         return drawn, crops
 
-    def make(found: Iterator[tuple[Drawn, Crops]]) -> tuple[DevicePatch, Any]:
+    def make(found: Iterator[tuple[Drawn, Crops]]) -> tuple[Patch, Any]:
         """Make the next patch; return it with the CUDA event after which it is ready (None on a CPU)."""
         drawn, crops = next(found)
         began = perf_counter()
@@ -143,7 +143,7 @@ def _ahead(work: Callable[[A], B], arguments: Iterable[A], threads: int, count: 
         yield result
 
 
-def _received(patch: DevicePatch, event: Any, device: torch.device) -> DevicePatch:
+def _received(patch: Patch, event: Any, device: torch.device) -> Patch:
     """The patch, for which the current stream waits; the host does not."""
     if event is not None:
         here = torch.cuda.current_stream(device)
