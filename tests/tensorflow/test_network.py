@@ -88,12 +88,6 @@ def test_the_gradient_of_a_pooled_window_reaches_one_voxel_also_among_equal_ones
         np.testing.assert_array_equal(tape.gradient(total, variable).numpy(), channels_last(values.grad))
 
 
-def test_weights_of_another_network_are_refused() -> None:
-    spec = UNetSpec(in_channels=1, num_fmaps=2, fmap_inc_factor=2, downsample_factors=((2, 2, 2),))
-    with pytest.raises(BadData, match="not those of this network"):
-        UNet(spec, {"affs": 3}, TorchUNet(spec, {"lsds": 10}).state_dict())
-
-
 def test_lsds_are_quantised_bit_for_bit_as_by_torch() -> None:
     edges = np.arange(256, dtype=np.float32) / np.float32(255)
     values = np.concatenate(

@@ -266,7 +266,7 @@ BAD = {
     "two heads": (lambda f: changed(f, **{"unet.r_up.1.0.up.weight": torch.zeros(6, 6, 2, 2, 2),
                                           "unet.r_up.1.0.up.bias": torch.zeros(6)}), (), 65, "one decoder"),
     "narrow": (lambda f: changed(f, **{"unet.l_conv.1.conv_pass.2.weight": torch.zeros(6, 5, 3, 3, 3)}),
-               (), 65, "[6, 6, 6]"),
+               (), 65, "[6, 6, 3, 3, 3]"),
     "nan": (lambda f: changed(f, **{"lsd_head.conv_pass.0.bias": NAN}), (), 65, "NaN"),
     "no factors": (lambda f: saved(f, Model("lsd", repeats=True)), (), 2, "--downsample-factors"),
     "other factors": (lambda f: saved(f, Model("lsd")), ("--downsample-factors", "2,2,2; 2,2,2"), 78, "[3, 3, 3]"),

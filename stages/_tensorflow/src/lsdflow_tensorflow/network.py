@@ -48,7 +48,7 @@ def _is_kernel(shape: tuple[int, ...]) -> bool:
 class UNet:
     """A network from a specification and weights with torch's names and layout.
 
-    Raises BadData if weights are missing or superfluous.  `variables`: name -> tf.Variable in TensorFlow's layout, in
+    `variables`: name -> tf.Variable in TensorFlow's layout, in
     the order of `weights`.  Create it within strategy.scope() to have it on every device.
     """
 
@@ -58,13 +58,6 @@ class UNet:
         self.factors: list[Vox3] = [(f[0], f[1], f[2]) for f in spec.downsample_factors]
         self.spec = spec
         self.outputs = tuple(outputs)
-        wanted = set(_layer_names(spec, self.outputs))
-        if wanted != set(weights):
-            raise BadData(
-                "the weights are not those of this network",
-                wanted=sorted(wanted - set(weights)) or "nothing beside the network's",
-                found=sorted(set(weights) - wanted) or "nothing else",
-            )
         self.variables: dict[str, tf.Variable] = {
             name: tf.Variable(to_tensorflow(value), trainable=trainable, name=name.replace(".", "_"))
             for name, value in weights.items()
@@ -141,17 +134,6 @@ def crop_centre(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     begins = [(have - want) // 2 for have, want in zip(x.shape[1:4], shape, strict=True)]
     slices = [slice(b, b + want) for b, want in zip(begins, shape, strict=True)]
     return x[:, slices[0], slices[1], slices[2], :]
-
-
-def _layer_names(spec: UNetSpec, outputs: Sequence[str]) -> list[str]:
-    levels = len(spec.downsample_factors)
-    convs = [(f"down.{level}", spec.kernels_before(level)) for level in range(levels + 1)]
-    convs += [(f"merge.{level}", spec.kernels_after(level)) for level in range(levels)]
-    layers = [f"{name}.convs.{number}" for name, kernels in convs for number in range(len(kernels))]
-    if spec.upsampling != "repeat":
-        layers += [f"up.{level}.up" for level in range(levels)]
-    layers += [f"heads.{name}" for name in outputs]
-    return [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
 
 
 class AcrLsd:

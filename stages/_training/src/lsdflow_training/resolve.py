@@ -23,7 +23,6 @@ from lsdflow_training.config import MOST_FMAPS, AffinityTrainingConfig, Training
 from lsdflow_training.mlflow_log import checked_uri
 from lsdflow_training.processes.ranks import Ranks, ranks_of_environment
 from lsdflow_training.profiles import PROFILES, Profile
-from lsdflow_training.run_config import DistributedConfig, RecordsConfig
 from lsdflow_training.settings import (
     Augmentation,
     DataPath,
@@ -42,10 +41,6 @@ T = TypeVar("T")
 ANISOTROPY_FROM = 2.0
 DAMAGED_SECTIONS = (
     "missing_section_probability", "low_contrast_probability", "artifact_probability", "repeated_section_probability",
-)  # fmt: skip
-AUGMENTATION_OPTIONS = (
-    "slip_probability", "shift_probability", "max_misalign_vox", "intensity_per_section", "gamma", "noise_probability",
-    "noise_std", "blur_probability", "blur_sigma_vox", "low_contrast_scale", *DAMAGED_SECTIONS,
 )  # fmt: skip
 OUTPUTS: dict[Kind, dict[str, int]] = {
     "lsd": {"lsds": 10},
@@ -98,26 +93,27 @@ def resolve_settings(
         threads=threads,
         device=device,
         precision=config.precision,
-        step=resolve_step(config, ranks.world_size * distribution.processes),
+        step=StepOptions(
+            accumulate=config.accumulate,
+            effective_batch=config.accumulate * ranks.world_size * distribution.processes,
+            optimizer=config.optimizer,
+            weight_decay=config.weight_decay,
+            clip_gradient=config.clip_gradient,
+            checkpoint_activations=config.checkpoint_activations,
+        ),
         distribution=distribution,
         early_stopping=EarlyStopping(config.patience_iterations, config.min_improvement),
         average_decay=config.average_decay,
-        records=resolve_records(config, experiment.common.name),
+        records=Records(config.profile_steps, checked_uri(config.mlflow), experiment.common.name),
         pipeline=checked_data_path(
             config.pipeline,
             config.lsd_engine,
             _targets(config, profile, kind, voxel_size_nm, lsd),
         ),
-        initial=_initial(experiment, config, unet, outputs),
+        initial=None
+        if config.initial_weights is None
+        else find_initial_weights(experiment.resolve(config.initial_weights), unet, outputs),
     )
-
-
-def _initial(
-    experiment: Experiment, config: TrainingConfig, unet: UNetSpec, outputs: dict[str, int]
-) -> InitialWeights | None:
-    if config.initial_weights is None:
-        return None
-    return find_initial_weights(experiment.resolve(config.initial_weights), unet, outputs)
 
 
 def choose_device(wanted: str, backend: str) -> str:
@@ -127,11 +123,6 @@ def choose_device(wanted: str, backend: str) -> str:
     count = gpu_count(framework=backend)
     require_gpu(wanted, count)
     return wanted if wanted != "auto" else "cuda" if count else "cpu"
-
-
-def _raw_input(lsd: Bundle, unet: UNetSpec, affinity_input_vox: Vox3) -> Vox3:
-    """Raw input shape of the LSD network whose output is this input of the affinity network."""
-    return chain_input_for(lsd.unet, unet, affinity_input_vox)
 
 
 def _workers_and_threads(config: TrainingConfig, sharing: int) -> tuple[int, int]:
@@ -171,7 +162,7 @@ def _unet(config: TrainingConfig, profile: Profile, kind: Kind) -> UNetSpec:
 def _shapes(config: TrainingConfig, profile: Profile, unet: UNetSpec, lsd: Bundle | None) -> Shapes:
     network_input = _or(config.input_shape_vox, profile.input_shape_vox)
     output = _output_vox(unet, network_input, "input_shape_vox")
-    raw = network_input if lsd is None else _raw_input(lsd, unet, network_input)
+    raw = network_input if lsd is None else chain_input_for(lsd.unet, unet, network_input)
     return Shapes(raw_vox=raw, network_input_vox=network_input, output_vox=output)
 
 
@@ -229,7 +220,7 @@ def _sigma_nm(config: TrainingConfig, voxel_size_nm: Nm3, lsd: Bundle | None) ->
 
 def _augmentation(config: TrainingConfig, profile: Profile, anisotropic: bool) -> Augmentation:
     published = Augmentation(
-        elastic_probability=_or(config.elastic_probability, profile.elastic_probability),
+        elastic_probability=profile.elastic_probability,
         control_point_spacing_vox=(4, 40, 40) if anisotropic else (40, 40, 40),
         jitter_sigma_vox=(0, 2, 2) if anisotropic else (2, 2, 2),
         rotation_max_rad=math.pi / 2,
@@ -241,7 +232,8 @@ def _augmentation(config: TrainingConfig, profile: Profile, anisotropic: bool) -
         intensity_shift=(-0.1, 0.1),
         anisotropic=anisotropic,
     )
-    given = {name: value for name in AUGMENTATION_OPTIONS if (value := getattr(config, name)) is not None}
+    names = {field.name for field in dataclasses.fields(Augmentation)} & TrainingConfig.model_fields.keys()
+    given = {name: value for name in names if (value := getattr(config, name)) is not None}
     augmentation = dataclasses.replace(published, **{**profile.augmentation, **given})
     damaged = sum(getattr(augmentation, name) for name in DAMAGED_SECTIONS)
     if damaged > 1:
@@ -326,28 +318,11 @@ def resolve_distribution(config: TrainingConfig, device: str, ranks: Ranks) -> D
     )
 
 
-def resolve_step(config: DistributedConfig, processes: int) -> StepOptions:
-    """The options of a step of `processes` processes in total."""
-    return StepOptions(
-        accumulate=config.accumulate,
-        effective_batch=config.accumulate * processes,
-        optimizer=config.optimizer,
-        weight_decay=config.weight_decay,
-        clip_gradient=config.clip_gradient,
-        checkpoint_activations=config.checkpoint_activations,
-    )
-
-
 def _gpus(device: str, backend: str) -> int:
     """One process per GPU; one if there is no GPU, or if one GPU is named."""
     if device != "cuda":
         return 1
     return max(1, gpu_count(framework=backend))
-
-
-def resolve_records(config: RecordsConfig, experiment: str) -> Records:
-    """Which records the training writes for users. Raises ConfigError for a URI that cannot be used."""
-    return Records(config.profile_steps, checked_uri(config.mlflow), experiment)
 
 
 def find_initial_weights(place: Path, unet: UNetSpec, outputs: dict[str, int]) -> InitialWeights:

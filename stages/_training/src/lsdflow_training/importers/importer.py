@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
+
 from lsdflow_command.experiment_lock import stage_lock
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, is_neighborhood
 from lsdflow_contract.checkpoint import (
@@ -46,7 +48,19 @@ from lsdflow_training.profiles import PROFILES
 from lsdflow_training.stage import IMPORTED_CHECKPOINT
 
 LOG = logging.getLogger("lsdflow.training")
+_Shape = tuple[PositiveInt, PositiveInt, PositiveInt]
+_Lengths = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 _PREDICTION, _TRAINING = ("config.json", "test_net.json"), "train_net.json"
+
+
+class _Description(BaseModel):
+    """What lsdflow reads from such a file; lengths in nm, shapes in voxels z,y,x."""
+
+    input_shape: _Shape | None = None
+    output_shape: _Shape | None = None
+    voxel_size: PositiveFloat | _Lengths | None = None
+    sigma: PositiveFloat | _Lengths | None = None
+    lsds_iteration: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,35 +82,38 @@ def read_net_json(folder: Path, chosen: Path | None, unet: UNetSpec) -> NetJson:
     if chosen is not None and not chosen.is_file():
         raise MissingInput("there is no such file", where=chosen, fix="correct --config")
     path = chosen or next((folder / name for name in _PREDICTION if (folder / name).is_file()), None)
-    prediction = {} if path is None else _table(path)
-    training = _table(folder / _TRAINING) if (folder / _TRAINING).is_file() else {}
+    prediction, training = _described(path), _described(folder / _TRAINING)
     return NetJson(
         predict_input_vox=_input_shape(prediction, unet, path),
         train_input_vox=_input_shape(training, unet, folder / _TRAINING),
-        voxel_size_nm=_lengths(prediction, "voxel_size", path),
-        sigma_nm=_lengths(prediction, "sigma", path),
-        lsd_iteration=_whole(prediction, "lsds_iteration", path),
+        voxel_size_nm=_three(prediction.voxel_size),
+        sigma_nm=_three(prediction.sigma),
+        lsd_iteration=prediction.lsds_iteration,
     )
 
 
-def _table(path: Path) -> dict[str, Any]:
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise BadData(
-            "not a description of a network", where=path, wanted="a JSON object", found=type(content).__name__
-        )
-    return content
+def _described(path: Path | None) -> _Description:
+    if path is None or not path.is_file():
+        return _Description()
+    try:
+        return _Description.model_validate(read_json(path))
+    except ValidationError as error:
+        raise BadData("not a description of a network", where=path, found=error) from error
 
 
-def _input_shape(table: dict[str, Any], unet: UNetSpec, path: Path | None) -> Vox3 | None:
+def _three(length: float | Nm3 | None) -> Nm3 | None:
+    """A single number counts for all axes."""
+    return (length, length, length) if isinstance(length, float) else length
+
+
+def _input_shape(described: _Description, unet: UNetSpec, path: Path | None) -> Vox3 | None:
     """The input shape in the file. Raises BadData if the network does not give the output shape in the file.
 
     Later versions of the lineage crop more: an output that is smaller by an even number of voxels is also accepted.
     """
-    shape, output = (_numbers(table, key, path) for key in ("input_shape", "output_shape"))
-    if shape is None:
+    wanted, output = described.input_shape, described.output_shape
+    if wanted is None:
         return None
-    wanted = (int(shape[0]), int(shape[1]), int(shape[2]))
     computed = shapes.output_shape_vox(unet, wanted) if shapes.is_valid_input(unet, wanted) else None
     if computed is None or not _is_part(output, computed):
         raise BadData(
@@ -105,39 +122,15 @@ def _input_shape(table: dict[str, Any], unet: UNetSpec, path: Path | None) -> Vo
             wanted=f"input {list(wanted)} -> output {list(computed)}"
             if computed
             else "an input shape that the network takes",
-            found=f"input {list(wanted)} -> output {None if output is None else [int(n) for n in output]}",
+            found=f"input {list(wanted)} -> output {output and list(output)}",
             fix="give the file of this network: --config FILE",
         )
     return wanted
 
 
-def _is_part(output: list[float] | None, computed: Vox3) -> bool:
+def _is_part(output: Vox3 | None, computed: Vox3) -> bool:
     """True if the output is our shape, our shape cropped evenly, or not given."""
     return output is None or all(o >= t and (o - t) % 2 == 0 for o, t in zip(computed, output, strict=True))
-
-
-def _lengths(table: dict[str, Any], key: str, path: Path | None) -> Nm3 | None:
-    """Three lengths in nm; a single number counts for all axes."""
-    value = table.get(key)
-    found = _numbers({key: [value] * 3} if isinstance(value, int | float) else table, key, path)
-    return None if found is None else (found[0], found[1], found[2])
-
-
-def _numbers(table: dict[str, Any], key: str, path: Path | None) -> list[float] | None:
-    value = table.get(key)
-    if value is None:
-        return None
-    right = isinstance(value, list) and len(value) == 3
-    if not right or not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in value):
-        raise BadData(f"{key} must be three numbers, z,y,x", where=path, found=value)
-    return [float(v) for v in value]
-
-
-def _whole(table: dict[str, Any], key: str, path: Path | None) -> int | None:
-    value = table.get(key)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise BadData(f"{key} must be a whole number", where=path, found=value)
-    return value
 
 
 @dataclass(frozen=True)

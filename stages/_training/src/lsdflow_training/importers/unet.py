@@ -6,7 +6,7 @@ readers (tf1.py, funlib.py) only assign weights to layers and convert them to to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from lsdflow_contract.checkpoint import Kind, UNetSpec, Upsampling
 from lsdflow_contract.errors import BadData, ConfigError, UsageError
 from lsdflow_contract.geometry import Vox3
+from lsdflow_network.unet import UNet
 
 LSD_CHANNELS = 10
 _KINDS: dict[tuple[int, tuple[str, ...]], Kind] = {
@@ -83,10 +84,10 @@ def as_bundled(found: UNetLayers, factors: tuple[Vox3, ...] | None, where: objec
             wanted="1 channel in (11 for acrlsd: raw and LSDs); outputs: 10 LSDs, affinities, or both",
             found=f"{unet.in_channels} channels in, gives {outputs}",
         )
-    _require_fitting(found, unet, heads, where)
-    weights = _weights(found, heads)
-    _require_finite(weights, where)
-    return ReadNetwork(kind, unet, outputs, weights)
+    network = ReadNetwork(kind, unet, outputs, _weights(found, heads))
+    _require_fitting(network, where)
+    _require_finite(network.weights, where)
+    return network
 
 
 def _require_every_layer(found: UNetLayers, where: object) -> None:
@@ -190,45 +191,15 @@ def _weights(found: UNetLayers, heads: Mapping[str, Convolution]) -> dict[str, T
     return {name: value.to(torch.float32).contiguous() for name, value in weights.items()}
 
 
-def _require_fitting(found: UNetLayers, unet: UNetSpec, heads: Mapping[str, Convolution], where: object) -> None:
-    """Raise BadData unless the channels of every layer match the network that was read from them."""
-    layers = list(_layers_and_channels(found, unet, heads))
-    wrong = [layer for layer in layers if layer[1] != layer[2]]
-    if wrong:
-        raise BadData(
-            "the variables do not make one U-Net",
-            where=where,
-            wanted="; ".join(f"{name}: channels out, in, bias {list(wanted)}" for name, wanted, _ in wrong[:3]),
-            found="; ".join(f"{name}: {list(have)}" for name, _, have in wrong[:3]),
-        )
-
-
-def _layers_and_channels(
-    found: UNetLayers, unet: UNetSpec, heads: Mapping[str, Convolution]
-) -> Iterator[tuple[str, tuple[int, int, int], tuple[int, int, int]]]:
-    """Name, channels (out, in, bias) that the network requires, and those of the layer."""
-    for level, convs in found.down.items():
-        fmaps = unet.fmaps_of(level)
-        for i, conv in convs.items():
-            entering = fmaps if i else (unet.fmaps_of(level - 1) if level else unet.in_channels)
-            yield conv.name, (fmaps, entering, fmaps), _channels(conv)
-    for level, convs in found.merge.items():
-        fmaps = unet.fmaps_after(level)
-        for i, conv in convs.items():
-            entering = fmaps if i else unet.fmaps_of(level) + unet.upsampled_fmaps(level)
-            yield conv.name, (fmaps, entering, fmaps), _channels(conv)
-    for level, conv in found.up.items():
-        entering, leaving, bias = _channels(conv)
-        yield conv.name, (unet.upsampled_fmaps(level), unet.fmaps_of(level + 1), leaving), (leaving, entering, bias)
-    for head in heads.values():
-        outputs = head.weight.shape[0]
-        yield head.name, (outputs, unet.fmaps_after(0), outputs), _channels(head)
-
-
-def _channels(conv: Convolution) -> tuple[int, int, int]:
-    """First and second axis of the weights, length of the bias."""
-    first, second = conv.weight.shape[:2]
-    return first, second, conv.bias.shape[0]
+def _require_fitting(network: ReadNetwork, where: object) -> None:
+    """Raise BadData unless the weights are those of the network that was read from them."""
+    with torch.device("meta"):
+        model = UNet(network.unet, network.outputs)
+    try:
+        model.load_state_dict(network.weights, assign=True)
+    except RuntimeError as error:
+        differences = [line.strip() for line in str(error).splitlines()[1:4]]
+        raise BadData("the variables do not make one U-Net", where=where, found=" ".join(differences)) from error
 
 
 def _require_finite(weights: Mapping[str, Tensor], where: object) -> None:
