@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lsdflow_contract.errors import BadData, UsageError
+from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Box, Nm3, Vox3
 from lsdflow_training.targets.label_moments import Doubles, gaussian_weights
 from lsdflow_training.targets.lsd import CHANNELS, checked_roi, per_axis, positive
@@ -40,7 +40,8 @@ from lsdflow_training.targets.lsd_cpu import FLAT_NM2, ROUNDING_SHARE
 SMALLEST_TILE = 8
 TILE_PER_RADIUS = 0.75  # fastest for labels of FIB-25; 0.5 to 1 is nearly as fast
 ORDERS = tuple(o for o in itertools.product(range(3), repeat=3) if sum(o) <= 2)  # powers of z, y, x in the ten sums
-CPU_BYTES, GPU_BYTES = 2**26, 2**30  # for the labels that are processed together, unless the caller gives a limit
+CPU_BYTES, GPU_BYTES = 2**26, 2**30  # for the labels that are processed together; the first suits the caches of CPUs
+FLOAT_BYTES = 4
 PLACE_BYTES = 4 * 8  # per voxel of the label: pair, z, y, x
 NUMBERS = 60  # per voxel of the label during step 4, in addition to three places
 
@@ -160,18 +161,12 @@ def lsd_targets_torch(
     voxel_size_nm: Nm3,
     roi: Box | None = None,
     downsample: int = 1,
-    *,
-    region: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
-    memory_bytes: int | None = None,
 ) -> Tensor:
     """The LSD targets of `roi`, as `lsd_cpu` gives them: (10, z, y, x) in [0, 1], 0 where the label is 0.
 
     labels: integers (z, y, x), or a batch (b, z, y, x), which gives (b, 10, z, y, x); negative ids are labels too.
-    sigma_nm, voxel_size_nm, roi, downsample: see there. region: bool, same shape; voxels outside it count as no
-    label. dtype: float32 or float64, of all sums and of the result. memory_bytes: bound of the working memory, not
-    counting the result and about four copies of the labels; default: 64 MiB on a CPU, which suits its caches, and
-    1 GiB on a GPU. It changes the result only by rounding.
+    sigma_nm, voxel_size_nm, roi, downsample: see there. The working memory is at most CPU_BYTES or GPU_BYTES, not
+    counting the result and about four copies of the labels.
 
     At full resolution, the results agree with lsd_cpu to 1e-5. When downsampled, the Pearson
     coefficients of a label whose few voxels are all far away can be dominated by rounding in float32 (1e-3 in labels of
@@ -180,17 +175,14 @@ def lsd_targets_torch(
     Computes in full precision: autocast and the TF32 settings are disabled (for the whole process, as torch has it)
     until this returns.
 
-    Raises BadData if labels or region are not as above, UsageError if roi or the numbers are invalid, or if
-    memory_bytes is too small for one pair of tile and label.
+    Raises BadData if labels are not as above, UsageError if roi or the numbers are invalid.
     """
-    volumes = _checked_labels(labels, region)
+    volumes = _checked_labels(labels)
     sigma, voxel_size = positive(per_axis(sigma_nm), "sigma_nm"), positive(voxel_size_nm, "voxel_size_nm")
     box = checked_roi(roi, volumes.shape[1:], downsample)
-    if dtype not in (torch.float32, torch.float64):
-        raise UsageError("no such precision for LSD targets", wanted="torch.float32 or torch.float64", found=dtype)
-    grid = _grid(sigma, voxel_size, box, downsample, dtype, labels.device)
-    at_once = _pairs_at_once(grid.cut, dtype.itemsize, labels.device, memory_bytes)
-    out = torch.zeros((len(volumes), CHANNELS, *box.shape_vox), dtype=dtype, device=labels.device)
+    grid = _grid(sigma, voxel_size, box, downsample, labels.device)
+    at_once = _pairs_at_once(grid.cut, labels.device)
+    out = torch.zeros((len(volumes), CHANNELS, *box.shape_vox), device=labels.device)
     with _full_precision(labels.device):
         _describe(volumes, box, grid, at_once, out)
     return out if labels.ndim == 4 else out[0]
@@ -213,16 +205,16 @@ def _describe(volumes: Tensor, roi: Box, grid: _Grid, at_once: int, out: Tensor)
 
 
 @lru_cache(maxsize=8)  # the same for all patches of a training: nothing is copied to the device again
-def _grid(sigma_nm: Nm3, voxel_size_nm: Nm3, roi: Box, step: int, dtype: torch.dtype, device: torch.device) -> _Grid:
+def _grid(sigma_nm: Nm3, voxel_size_nm: Nm3, roi: Box, step: int, device: torch.device) -> _Grid:
     sizes = [size * step for size in voxel_size_nm]
     kernels = [gaussian_weights(s / v) for s, v in zip(sigma_nm, sizes, strict=True)]
     z, y, x = (kernel.shape[1] // 2 for kernel in kernels)
     cut = tiling(roi, (z, y, x), step)
-    size = torch.tensor(sizes, dtype=dtype, device=device)[:, None]
+    size = torch.tensor(sizes, dtype=torch.float32, device=device)[:, None]
     return _Grid(
         cut=cut,
-        bands=[_band(kernel, tile).to(device, dtype) for kernel, tile in zip(kernels, cut.tile, strict=True)],
-        sigma_vox=torch.tensor(sigma_nm, dtype=dtype, device=device)[:, None] / size,
+        bands=[_band(kernel, tile).to(device, torch.float32) for kernel, tile in zip(kernels, cut.tile, strict=True)],
+        sigma_vox=torch.tensor(sigma_nm, dtype=torch.float32, device=device)[:, None] / size,
         flat_vox2=float(FLAT_NM2) / size**2,
     )
 
@@ -291,23 +283,17 @@ def _channels(moments: dict[tuple[int, ...], Tensor], corner: Tensor, grid: _Gri
     return torch.cat([offset, no_less / grid.sigma_vox**2, torch.stack([*pearson, share])]).clamp_(0, 1)
 
 
-def _pairs_at_once(cut: Tiling, itemsize: int, device: torch.device, memory_bytes: int | None) -> int:
-    """How many pairs of tile and label fit into memory; at least one if no bound is given."""
+def _pairs_at_once(cut: Tiling, device: torch.device) -> int:
+    """How many pairs of tile and label fit into the working memory; at least one."""
     (tz, ty, tx), (wz, wy, wx) = cut.tile, cut.window
     seen, own, sums = wz * wy * wx, tz * ty * tx * cut.step**3, len(ORDERS) * tz * ty * tx
     passes = seen + 3 * wz * wy * tx + 6 * wz * ty * tx + sums
     each = max(
         own * PLACE_BYTES + seen * (4 + 1),  # while the mask is made: index and boolean
-        own * PLACE_BYTES + itemsize * passes + seen,
-        own * (3 * PLACE_BYTES + NUMBERS * itemsize) + itemsize * sums,
+        own * PLACE_BYTES + FLOAT_BYTES * passes + seen,
+        own * (3 * PLACE_BYTES + NUMBERS * FLOAT_BYTES) + FLOAT_BYTES * sums,
     )
-    if memory_bytes is None:
-        return max(1, (CPU_BYTES if device.type == "cpu" else GPU_BYTES) // each)
-    if memory_bytes < each:
-        raise UsageError(
-            "memory_bytes is less than one tile of one label needs", wanted=f"{each} or more", found=memory_bytes
-        )
-    return memory_bytes // each
+    return max(1, (CPU_BYTES if device.type == "cpu" else GPU_BYTES) // each)
 
 
 @contextmanager
@@ -326,8 +312,8 @@ def _full_precision(device: torch.device) -> Iterator[None]:
             s.fp32_precision = precision
 
 
-def _checked_labels(labels: Tensor, region: Tensor | None) -> Tensor:
-    """The labels as int64 (b, z, y, x), 0 outside the region."""
+def _checked_labels(labels: Tensor) -> Tensor:
+    """The labels as int64 (b, z, y, x)."""
     if labels.ndim not in (3, 4) or labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex():
         raise BadData(
             "labels must be a volume of integers, or a batch of them",
@@ -336,12 +322,4 @@ def _checked_labels(labels: Tensor, region: Tensor | None) -> Tensor:
         )
     # reinterpreted as int64: only equality matters, and torch supports few operations on uint64
     whole = labels.view(torch.int64) if labels.dtype == torch.uint64 else labels.to(torch.int64)
-    if region is not None:
-        if region.dtype != torch.bool or region.shape != labels.shape or region.device != labels.device:
-            raise BadData(
-                "region must be a mask of the labels",
-                wanted=f"torch.bool {tuple(labels.shape)} on {labels.device}",
-                found=f"{region.dtype} {tuple(region.shape)} on {region.device}",
-            )
-        whole = whole.masked_fill(~region, 0)
     return whole if labels.ndim == 4 else whole[None]
