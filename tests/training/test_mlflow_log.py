@@ -171,7 +171,7 @@ def test_parameters_are_the_flat_settings_without_any_address(prepared, tmp_path
     options = {"patience_iterations": 5, "average_decay": 0.5, "validation_fraction": 0.4}
     settings = prepared("mtlsd", mlflow="https://host", **options).settings
     found = parameters(dataclasses.replace(settings, initial=InitialWeights(tmp_path, "0" * 64)))
-    assert (found["early_stopping.patience"], found["average_decay"], found["unet.num_fmaps"]) == ("5", "0.5", "2")
+    assert (found["patience"], found["average_decay"], found["unet.num_fmaps"]) == ("5", "0.5", "2")
     names = {"schedules.max_iteration", "step.accumulate", "distribution.processes", "targets.sigma_nm"}
     assert names | {"initial.sha256"} <= found.keys()
     assert not [name for name in found if name.startswith("records")]

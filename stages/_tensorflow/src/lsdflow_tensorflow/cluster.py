@@ -154,7 +154,7 @@ def require_possible(settings: TrainingSettings, cluster: Cluster) -> None:
         "checkpoint_activations": (step.checkpoint_activations, not step.checkpoint_activations),
         "strategy": (distribution.strategy, distribution.strategy == "ddp"),
         "average_decay": (settings.average_decay, settings.average_decay is None),
-        "patience_iterations": (settings.early_stopping.patience, settings.early_stopping.patience is None),
+        "patience_iterations": (settings.patience, settings.patience is None),
         "profile_steps": (settings.records.profile_steps, settings.records.profile_steps == 0),
         "mlflow": (settings.records.mlflow, settings.records.mlflow is None),
     }

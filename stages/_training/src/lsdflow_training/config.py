@@ -147,17 +147,11 @@ class TrainingConfig(DistributedConfig, RegularizationConfig, RecordsConfig):
         description="fraction of patches (anisotropic volumes: of sections) that are blurred (default: from the "
         "profile)",
     )
-    blur_sigma_vox: float | None = Field(
-        default=None, gt=0, le=100, description="strongest blur, voxels (default: from the profile)"
-    )
     missing_section_probability: Probability = Field(
         default=None, description="fraction of sections that are made black (default: from the profile)"
     )
     low_contrast_probability: Probability = Field(
         default=None, description="fraction of sections with low contrast (default: from the profile)"
-    )
-    low_contrast_scale: Probability = Field(
-        default=None, description="contrast of these sections, 0 to 1 (default: from the profile)"
     )
     artifact_probability: Probability = Field(
         default=None,

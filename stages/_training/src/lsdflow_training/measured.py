@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lsdflow_contract.errors import OutputConflict
 from lsdflow_training.run import Training, tensorflow_backend
-from lsdflow_training.settings import Distribution, EarlyStopping, Records, TrainingSettings
+from lsdflow_training.settings import Distribution, Records, TrainingSettings
 
 if TYPE_CHECKING:
     from lsdflow_training.build import FrozenLsd
@@ -72,7 +72,7 @@ def _some_steps(settings: TrainingSettings) -> TrainingSettings:
         validation_patches=0,
     )
     alone = replace(settings.distribution, processes=Distribution.processes)
-    return replace(settings, schedules=schedules, distribution=alone, early_stopping=EarlyStopping(), records=Records())
+    return replace(settings, schedules=schedules, distribution=alone, patience=None, records=Records())
 
 
 def _peak_rss_mib(workers: int) -> float:

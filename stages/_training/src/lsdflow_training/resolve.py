@@ -27,7 +27,6 @@ from lsdflow_training.settings import (
     Augmentation,
     DataPath,
     Distribution,
-    EarlyStopping,
     InitialWeights,
     Records,
     Schedules,
@@ -102,7 +101,7 @@ def resolve_settings(
             checkpoint_activations=config.checkpoint_activations,
         ),
         distribution=distribution,
-        early_stopping=EarlyStopping(config.patience_iterations, config.min_improvement),
+        patience=config.patience_iterations,
         average_decay=config.average_decay,
         records=Records(config.profile_steps, checked_uri(config.mlflow), experiment.common.name),
         pipeline=checked_data_path(

@@ -74,12 +74,6 @@ class RegularizationConfig(StrictModel):
         description="early stopping: end the training when the validation loss has not improved for this many "
         "iterations (default: never)",
     )
-    min_improvement: float = Field(
-        default=0.005,
-        ge=0,
-        lt=1,
-        description="early stopping: fraction by which a validation loss must be lower to count as an improvement",
-    )
     average_decay: float | None = Field(
         default=None,
         gt=0,

@@ -15,6 +15,11 @@ from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_contract.manifest import Writer
 from lsdflow_network import shapes
 
+# of the settings: they do not affect what is learnt
+SAME_RESULT = (
+    "num_workers", "cache_size", "threads", "device", "precision", "predict_input_vox", "distribution", "patience",
+    "records",
+)  # fmt: skip
 Schedule = Literal["constant", "one_cycle"]
 DataPath = Literal["gunpowder", "gpu"]
 
@@ -122,10 +127,8 @@ class StepOptions:
 
     def parameters(self) -> dict[str, Any]:
         """Options that affect the result and differ from their default; of the batch only its effective size counts."""
-        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        usual = {f.name: f.default for f in dataclasses.fields(self)}
         same = ("accumulate", "checkpoint_activations")
-        return {name: value for name, value in found.items() if name not in same and value != usual[name]}
+        return {name: value for name, value in _without_defaults(self).items() if name not in same}
 
 
 @dataclass(frozen=True)
@@ -143,14 +146,6 @@ class Distribution:
     def sharded(self) -> bool:
         """True if each process holds only a share of the weights."""
         return self.strategy == "fsdp" and self.reshard != "none"
-
-
-@dataclass(frozen=True)
-class EarlyStopping:
-    """patience: iterations, None = never stop early. min_improvement: share of the best validation loss so far."""
-
-    patience: int | None = None
-    min_improvement: float = 0.005
 
 
 @dataclass(frozen=True)
@@ -177,7 +172,8 @@ class InitialWeights:
 class TrainingSettings:
     """Everything a training needs apart from its volumes and its folder.
 
-    average_decay: of the moving average of the weights, None = no average.
+    patience: iterations without a better validation loss that end the training, None = never. average_decay: of the
+    moving average of the weights, None = no average.
     """
 
     stage: str
@@ -199,7 +195,7 @@ class TrainingSettings:
     precision: str
     step: StepOptions = field(default_factory=StepOptions)
     distribution: Distribution = field(default_factory=Distribution)
-    early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
+    patience: int | None = None
     average_decay: float | None = None
     pipeline: DataPath = "gunpowder"
     records: Records = field(default_factory=Records)
@@ -211,34 +207,24 @@ def training_parameters(settings: TrainingSettings) -> dict[str, Any]:
 
     Options count only if they differ from their default, so that a new one leaves the keys of trainings without it.
     """
-    everything = dataclasses.asdict(settings)
-    everything["augmentation"] = _without_defaults(settings.augmentation)
-    everything["targets"] = _without_defaults(settings.targets)
-    for key in ("num_workers", "cache_size", "threads", "device", "precision", "predict_input_vox"):
-        del everything[key]
-    del (
-        everything["distribution"],
-        everything["step"],
-        everything["early_stopping"],
-        everything["average_decay"],
-        everything["records"],
-        everything["initial"],
-    )
-    if settings.step.parameters():
-        everything["step"] = settings.step.parameters()
-    if everything["pipeline"] == "gunpowder":
-        del everything["pipeline"]
-    if settings.average_decay is not None:
-        everything["average_decay"] = settings.average_decay
-    if settings.initial is not None:
-        everything["initial_weights"] = settings.initial.sha256
-    schedules = everything.pop("schedules")
-    everything["schedules"] = {key: schedules[key] for key in ("learning_rate", "schedule", "betas")}
-    everything["unet"] = settings.unet.model_dump()
-    return everything
+    whole = dataclasses.asdict(settings)
+    optional = {
+        "step": settings.step.parameters() or None,
+        "pipeline": None if settings.pipeline == "gunpowder" else settings.pipeline,
+        "average_decay": settings.average_decay,
+        "initial_weights": None if settings.initial is None else settings.initial.sha256,
+    }
+    return {
+        **{name: value for name, value in whole.items() if name not in (*SAME_RESULT, *optional, "initial")},
+        "unet": settings.unet.model_dump(),
+        "targets": _without_defaults(settings.targets),
+        "augmentation": _without_defaults(settings.augmentation),
+        "schedules": {key: whole["schedules"][key] for key in ("learning_rate", "schedule", "betas")},
+        **{name: value for name, value in optional.items() if value is not None},
+    }
 
 
-def _without_defaults(part: Augmentation | Targets) -> dict[str, Any]:
+def _without_defaults(part: Augmentation | Targets | StepOptions) -> dict[str, Any]:
     return {
         field.name: value for field in dataclasses.fields(part) if (value := getattr(part, field.name)) != field.default
     }

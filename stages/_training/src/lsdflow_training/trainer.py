@@ -94,7 +94,7 @@ class Trainer:
         self.average: AveragedWeights | None = None
         self.patches_per_step = settings.step.accumulate  # of this process
         self._build()
-        self.monitor = LossMonitor(folder, settings.early_stopping, self.group)
+        self.monitor = LossMonitor(folder, settings.patience, self.group)
         self.iteration = 0
         self.saved = 0
         self.minutes_before = 0.0

@@ -34,13 +34,14 @@ from lsdflow_training.data.patch import Patch, to_patch
 from lsdflow_training.data.pipeline import Keys, batch_request, validation_pipeline
 from lsdflow_training.data.volumes import Source
 from lsdflow_training.processes.collectives import Group
-from lsdflow_training.settings import EarlyStopping, TrainingSettings
+from lsdflow_training.settings import TrainingSettings
 from lsdflow_training.step import TrainingPrecision, forward_loss
 
 LOG = logging.getLogger("lsdflow.training")
 Verdict = Literal["continue", "plateau", "overfit"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 SETTLED_ITERATIONS = 500  # a high validation loss is plausible before this iteration
+MIN_IMPROVEMENT = 0.005  # share by which a validation loss must be lower to count as better
 CLOSE_TO_CONSTANT = 0.95  # times the loss of the best constant answer: not plausible from here on
 
 
@@ -133,21 +134,21 @@ def _losses(
     return losses
 
 
-def verdict(validations: Mapping[int, float], losses: Mapping[int, float], rules: EarlyStopping) -> Verdict:
+def verdict(validations: Mapping[int, float], losses: Mapping[int, float], patience: int | None) -> Verdict:
     """Whether a training should end, judged from its curves so far (iteration -> loss).
 
-    "plateau" or "overfit" once no validation loss of the last `patience` iterations was below (1 - min_improvement)
-    times the best one before them. "overfit" if also their mean is above (1 + min_improvement) times that best one,
+    "plateau" or "overfit" once no validation loss of the last `patience` iterations was below (1 - MIN_IMPROVEMENT)
+    times the best one before them. "overfit" if also their mean is above (1 + MIN_IMPROVEMENT) times that best one,
     and the mean training loss of these iterations is below that of as many iterations before.
     """
-    if rules.patience is None or not validations:
+    if patience is None or not validations:
         return "continue"
-    since = max(validations) - rules.patience
+    since = max(validations) - patience
     before = [loss for iteration, loss in validations.items() if iteration <= since]
     recent = [loss for iteration, loss in validations.items() if iteration > since]
-    if not before or min(recent) < min(before) * (1 - rules.min_improvement):
+    if not before or min(recent) < min(before) * (1 - MIN_IMPROVEMENT):
         return "continue"
-    if fmean(recent) > min(before) * (1 + rules.min_improvement) and _falls(losses, since, rules.patience):
+    if fmean(recent) > min(before) * (1 + MIN_IMPROVEMENT) and _falls(losses, since, patience):
         return "overfit"
     return "plateau"
 
@@ -198,15 +199,15 @@ def implausible(loss: float, constant: float, iteration: int) -> str:
 class LossMonitor:
     """Judges the curves in `folder`: is the validation loss plausible, and should the training continue (`verdict`)?"""
 
-    def __init__(self, folder: Path, rules: EarlyStopping, group: Group) -> None:
-        self._folder, self._rules, self._group = folder, rules, group
+    def __init__(self, folder: Path, patience: int | None, group: Group) -> None:
+        self._folder, self._patience, self._group = folder, patience, group
         self._constant = float("inf")
         self.verdict: Verdict = "continue"
 
     def begin(self, patches: Sequence[Patch]) -> None:
         """Prepare with the validation patches; all processes together. BadData if early stopping has no patches."""
         self._constant = constant_answer_loss(patches)
-        if self._rules.patience is not None and not any(row[0] for row in self._group.gather([len(patches)])):
+        if self._patience is not None and not any(row[0] for row in self._group.gather([len(patches)])):
             raise BadData(
                 "`validation_fraction` selects no labelled voxels, so early stopping cannot be used",
                 where="the end in z of the training volumes",
@@ -223,12 +224,12 @@ class LossMonitor:
 
     def judge(self, iteration: int) -> None:
         """Update the verdict from the curves up to an iteration; all processes together."""
-        if self._rules.patience is None:
+        if self._patience is None:
             return
         found = 0
         if self._group.writes:
             validations, losses = read_curves(self._folder, iteration)
-            found = VERDICTS.index(verdict(validations, losses, self._rules))
+            found = VERDICTS.index(verdict(validations, losses, self._patience))
         self.verdict = VERDICTS[int(self._group.of_rank_0(found))]
         if self.verdict != "continue":
-            LOG.info("%s: the validation loss was no better for %d iterations", self.verdict, self._rules.patience)
+            LOG.info("%s: the validation loss was no better for %d iterations", self.verdict, self._patience)

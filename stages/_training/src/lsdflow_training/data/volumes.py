@@ -199,15 +199,14 @@ def mask_problems(sources: Sequence[Source], settings: TrainingSettings, prepare
 
 def _held_out_problems(sources: Sequence[Source], settings: TrainingSettings) -> list[StageError]:
     """Early stopping requires a validation loss, and so a held-out part in some volume."""
-    if settings.early_stopping.patience is None or any(source.validation for source in sources):
+    if settings.patience is None or any(source.validation for source in sources):
         return []
     return [
         ConfigError(
             "without `validation_fraction` there is no validation loss, so early stopping cannot be used",
             where=f"{settings.stage}.patience_iterations",
             wanted="validation_fraction above 0",
-            found=f"patience_iterations = {settings.early_stopping.patience}, "
-            f"validation_fraction = {settings.validation_fraction:g}",
+            found=f"patience_iterations = {settings.patience}, validation_fraction = {settings.validation_fraction:g}",
             fix="set validation_fraction = 0.05, or leave patience_iterations out",
         )
     ]
