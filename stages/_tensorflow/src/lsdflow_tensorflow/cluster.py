@@ -142,8 +142,11 @@ def _expand_counts(text: str) -> list[int]:
     return counts
 
 
-def require_possible(settings: TrainingSettings, cluster: Cluster) -> None:
-    """Raise ConfigError for the first option that only torch supports, or if a step is not one patch per replica."""
+def shared_among(settings: TrainingSettings, cluster: Cluster) -> TrainingSettings:
+    """The settings with one patch per replica in each step. TF_CONFIG may list processes that SLURM does not have.
+
+    Raises ConfigError for the first option that only torch supports.
+    """
     step, distribution = settings.step, settings.distribution
     only_torch = {
         "precision": (settings.precision, settings.precision in ("auto", "float32")),
@@ -166,16 +169,4 @@ def require_possible(settings: TrainingSettings, cluster: Cluster) -> None:
                 found=f'{value} with backend = "tensorflow"',
                 fix='leave it out, or choose backend = "torch"',
             )
-    if step.effective_batch != cluster.size * distribution.processes:
-        raise ConfigError(
-            "a step is not one patch of each replica",
-            where=settings.stage,
-            wanted=f"{cluster.size} processes x {distribution.processes} devices",
-            found=f"{step.effective_batch} patches",
-        )
-
-
-def shared_among(settings: TrainingSettings, cluster: Cluster) -> TrainingSettings:
-    """The settings with one patch per replica in each step. TF_CONFIG may list processes that SLURM does not have."""
-    patches = cluster.size * settings.distribution.processes
-    return replace(settings, step=replace(settings.step, effective_batch=patches * settings.step.accumulate))
+    return replace(settings, step=replace(step, effective_batch=cluster.size * distribution.processes))

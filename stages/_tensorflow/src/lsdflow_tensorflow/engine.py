@@ -114,9 +114,6 @@ def _slot(variable: tf.Variable, state: dict[str, torch.Tensor], name: str) -> t
     return tf.Variable(values, trainable=False, name=f"{variable.name.split(':')[0]}_{name}")
 
 
-Arrays = dict[str, npt.NDArray[np.float32]]
-
-
 @dataclass(frozen=True)
 class Step:
     """What all replicas share after a step: mean losses by output, minutes of the chief, stop."""
@@ -158,7 +155,6 @@ class Engine:
     ) -> None:
         self.strategy = strategy
         self.replicas: int = strategy.num_replicas_in_sync
-        self.outputs = [name for name in ("lsds", "affs") if name in settings.outputs]
         with strategy.scope():
             self.trained = UNet(settings.unet, settings.outputs, network.state_dict())
             self.variables = list(self.trained.variables.values())
@@ -196,21 +192,21 @@ class Engine:
         processes = self.replicas // len(patches)
         if sums[2] != number * processes:
             raise InternalError("the processes of this training are at different steps", found=sums[2] / processes)
-        by_name = {name: float(loss) for name, loss in zip(self._names(data[0]), losses, strict=True)}
+        by_name = {name: float(loss) for name, loss in zip(data[0]["targets"], losses, strict=True)}
         return Step(by_name, float(sums[0]), stop=bool(sums[1]))
 
     def loss(self, patch: Patch) -> float:
         """The loss of one patch, computed in this process without training."""
-        return float(self._loss(_tensors(to_arrays(patch))))
+        return float(self._loss(tf.nest.map_structure(tf.constant, to_arrays(patch))))
 
     def inspect(self, patch: Patch) -> StepResult:
         """Predictions of one patch, cropped to the targets, and the gradients of the loss, for a snapshot."""
-        tensors = _tensors(to_arrays(patch))
+        tensors = tf.nest.map_structure(tf.constant, to_arrays(patch))
         with tf.GradientTape() as tape:
             predictions = self.network(tensors["raw"])
-            cropped = _cropped(predictions, tensors)
+            cropped = _cropped(predictions, tensors["targets"])
             tape.watch(cropped)
-            losses = losses_by_output(cropped, *_targets_and_weights(tensors))
+            losses = losses_by_output(cropped, tensors["targets"], tensors["weights"])
             loss = tf.add_n(list(losses.values()))
         arrays = {name: _to_channels_first(value) for name, value in {**predictions, **cropped}.items()}
         for name, gradient in tape.gradient(loss, cropped).items():
@@ -243,13 +239,10 @@ class Engine:
 
     def _losses(self, patch: Mapping[str, Any]) -> dict[str, Any]:
         predictions = self.network(patch["raw"])
-        cropped = _cropped(predictions, patch)
-        losses = losses_by_output(cropped, *_targets_and_weights(patch))
+        cropped = _cropped(predictions, patch["targets"])
+        losses = losses_by_output(cropped, patch["targets"], patch["weights"])
         spoilt = nan_unless_finite(patch["raw"])
         return {name: loss + spoilt for name, loss in losses.items()}
-
-    def _names(self, patch: Mapping[str, Any]) -> list[str]:
-        return [name for name in self.outputs if f"{name}_target" in patch]
 
     def _per_replica(self, make: Any) -> Any:
         """A value for each replica of this process: make(its index in the process, 1.0 for the chief's first)."""
@@ -268,13 +261,13 @@ def nan_unless_finite(raw: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.reduce_all(tf.math.is_finite(raw)), 0.0, float("nan"))
 
 
-def to_arrays(patch: Patch) -> Arrays:
-    """A patch with channels last: raw (1,z,y,x,1); "<output>_target" and "<output>_weight" (1,z,y,x,c)."""
-    arrays = {"raw": _channels_last(patch.raw)}
-    for name in patch.targets:
-        arrays[f"{name}_target"] = _channels_last(patch.targets[name])
-        arrays[f"{name}_weight"] = _channels_last(patch.weights[name])
-    return arrays
+def to_arrays(patch: Patch) -> dict[str, Any]:
+    """A patch with channels last: "raw" (1,z,y,x,1); "targets" and "weights" by output, (1,z,y,x,c)."""
+    return {
+        "raw": _channels_last(patch.raw),
+        "targets": {name: _channels_last(value) for name, value in sorted(patch.targets.items())},
+        "weights": {name: _channels_last(value) for name, value in sorted(patch.weights.items())},
+    }
 
 
 def _chain(lsd: FrozenLsd, trained: UNet, settings: TrainingSettings) -> AcrLsd:
@@ -283,13 +276,7 @@ def _chain(lsd: FrozenLsd, trained: UNet, settings: TrainingSettings) -> AcrLsd:
     return AcrLsd(frozen, lsd.bundle.unet, trained, settings.unet)
 
 
-def _targets_and_weights(patch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    names = [name for name in ("lsds", "affs") if f"{name}_target" in patch]
-    return {n: patch[f"{n}_target"] for n in names}, {n: patch[f"{n}_weight"] for n in names}
-
-
-def _cropped(predictions: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    targets, _ = _targets_and_weights(patch)
+def _cropped(predictions: Mapping[str, Any], targets: Mapping[str, Any]) -> dict[str, Any]:
     return {name: crop_centre(predictions[name], target.shape[1:4]) for name, target in targets.items()}
 
 
@@ -305,7 +292,3 @@ def _channels_last(values: torch.Tensor) -> npt.NDArray[np.float32]:
 
 def _to_channels_first(values: Any) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(np.moveaxis(values.numpy(), -1, 1)))
-
-
-def _tensors(arrays: Arrays) -> dict[str, Any]:
-    return {name: tf.constant(value) for name, value in arrays.items()}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lsdflow_tensorflow.cluster import Cluster, find_cluster, require_possible, shared_among
+from lsdflow_tensorflow.cluster import Cluster, find_cluster, shared_among
 from lsdflow_training import checkpoints as ckpt
 from lsdflow_training.build import FrozenLsd, make_optimizer
 from lsdflow_training.checkpoints import Resumed
@@ -48,9 +48,7 @@ def train(
     Raises what lsdflow_training.trainer.train raises, and ConfigError for options that TensorFlow does not support.
     """
     cluster = cluster or Cluster()
-    settings = shared_among(settings, cluster)
-    require_possible(settings, cluster)
-    return TensorflowTrainer(settings, sources, folder, training_key, lsd, cluster).run()
+    return TensorflowTrainer(shared_among(settings, cluster), sources, folder, training_key, lsd, cluster).run()
 
 
 def share_among_cluster(training: Training) -> tuple[Training, Cluster]:
@@ -59,9 +57,7 @@ def share_among_cluster(training: Training) -> tuple[Training, Cluster]:
     Raises ConfigError (78) for options that are not available with TensorFlow.
     """
     cluster = find_cluster(os.environ)
-    settings = shared_among(training.settings, cluster)
-    require_possible(settings, cluster)
-    return replace(training, settings=settings), cluster
+    return replace(training, settings=shared_among(training.settings, cluster)), cluster
 
 
 @dataclass
