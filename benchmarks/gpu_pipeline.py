@@ -102,7 +102,7 @@ def measured(training: Training, folder: Path, lsd: Any, rounds: int, train: boo
     """(Patches or iterations per second, share of the time spent waiting for patches), after some to warm up."""
     from lsdflow_training.compiled import compile_everything
     from lsdflow_training.data.patch import to_patch
-    from lsdflow_training.data.streams import BatchNumbers, make_stream
+    from lsdflow_training.data.streams import make_stream
     from lsdflow_training.step import train_step
     from lsdflow_training.timing import NodeTimes
     from lsdflow_training.trainer import Trainer
@@ -110,7 +110,7 @@ def measured(training: Training, folder: Path, lsd: Any, rounds: int, train: boo
     compile_everything()
     made = Trainer(training.settings, training.sources, folder / "run", training.key, lsd)
     waited = begin = 0.0
-    with make_stream(made.keys, training.settings, training.sources, BatchNumbers(1, 1), NodeTimes()) as stream:
+    with make_stream(made.keys, training.settings, training.sources, 1, 1, NodeTimes()) as stream:
         for number in range(WARM_UP + rounds):
             if number == WARM_UP:
                 finish(made.device)
@@ -149,7 +149,7 @@ def waited(training: Training, fits: bool, steps: int, step_s: float) -> tuple[f
     from lsdflow_training.compiled import compile_everything
     from lsdflow_training.data.device_volumes import DeviceVolume
     from lsdflow_training.data.pipeline import make_keys
-    from lsdflow_training.data.streams import BatchNumbers, make_stream
+    from lsdflow_training.data.streams import make_stream
     from lsdflow_training.timing import DataWait, NodeTimes
 
     compile_everything()
@@ -159,8 +159,7 @@ def waited(training: Training, fits: bool, steps: int, step_s: float) -> tuple[f
         simulated.enter_context(patch("lsdflow_training.data.streams.make_patch", lambda *_: None))
         if not fits:
             simulated.enter_context(patch("lsdflow_training.data.volume_arrays.free_memory_bytes", lambda: 0))
-        numbers = BatchNumbers(1, 1)
-        stream = simulated.enter_context(make_stream(make_keys(), training.settings, training.sources, numbers, times))
+        stream = simulated.enter_context(make_stream(make_keys(), training.settings, training.sources, 1, 1, times))
         for _ in range(steps):
             with wait:
                 next(stream)

@@ -18,7 +18,7 @@ from lsdflow_training.data import volume_arrays  # noqa: E402
 from lsdflow_training.data.device_volumes import DeviceVolume  # noqa: E402
 from lsdflow_training.data.patch import to_patch  # noqa: E402
 from lsdflow_training.data.pipeline import make_keys  # noqa: E402
-from lsdflow_training.data.streams import BatchNumbers, make_stream  # noqa: E402
+from lsdflow_training.data.streams import make_stream  # noqa: E402
 from lsdflow_training.data.volume_arrays import NAMES, VolumeArrays, open_arrays  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 from lsdflow_training.timing import NodeTimes  # noqa: E402
@@ -41,7 +41,7 @@ def three_states(training) -> None:
 
 def patches(training, count: int, workers: int = 0, before_the_first=lambda: None) -> list:
     settings, keys = dataclasses.replace(training.settings, num_workers=workers, cache_size=2), make_keys()
-    with make_stream(keys, settings, training.sources, BatchNumbers(1, 1), NodeTimes()) as stream:
+    with make_stream(keys, settings, training.sources, 1, 1, NodeTimes()) as stream:
         before_the_first()
         return [to_patch(next(stream), keys, CPU) for _ in range(count)]
 

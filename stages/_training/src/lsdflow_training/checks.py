@@ -55,7 +55,17 @@ def _problems(
     problems: list[StageError] = [*installed, *lsds_problems(config.lsd_engine)]
     known, missing = _or_error(lambda: known_volumes(experiment, config))
     size, differ = _or_error(lambda: common_voxel_size(known[0])) if known else (None, None)
-    settings, wrong = _or_error(lambda: settings_to_check(experiment, config, stage, kind, size or ANY_VOXEL_NM, lsd))
+    settings, wrong = _or_error(
+        lambda: resolve_settings(
+            experiment,
+            config,
+            stage,
+            kind,
+            voxel_size_nm=size or ANY_VOXEL_NM,
+            lsd=lsd,
+            device=device_of_jobs(experiment, config.backend),
+        )
+    )
     problems += [error for error in (wrong, missing, differ) if error is not None]
     if settings is None:
         return problems
@@ -110,19 +120,6 @@ def known_volumes(experiment: Experiment, config: TrainingConfig) -> Known:
     """The chosen training volumes, and how often each is drawn. Raises MissingInput (66) if prepare has not run."""
     probabilities = prepared_probabilities(read_manifest(experiment.layout, "prepare"))
     return chosen_volumes(experiment.layout, config, tuple(probabilities)), probabilities
-
-
-def settings_to_check(
-    experiment: Experiment,
-    config: TrainingConfig,
-    stage: str,
-    kind: Kind,
-    voxel_size_nm: Nm3,
-    lsd: Bundle | None,
-) -> TrainingSettings:
-    """The settings of a training on the device of its jobs. Raises what resolve_settings raises."""
-    device = device_of_jobs(experiment, config.backend)
-    return resolve_settings(experiment, config, stage, kind, voxel_size_nm=voxel_size_nm, lsd=lsd, device=device)
 
 
 def settings_problems(settings: TrainingSettings) -> list[StageError]:

@@ -37,7 +37,7 @@ from lsdflow_training.compiled import compile_everything
 from lsdflow_training.curves import Curves, count_iteration, report_validation, training_progress
 from lsdflow_training.data.patch import Patch, to_patch
 from lsdflow_training.data.pipeline import Keys, Source, make_keys
-from lsdflow_training.data.streams import BatchNumbers, make_stream, next_batches
+from lsdflow_training.data.streams import make_stream, next_batches
 from lsdflow_training.failures import TOO_LARGE, StopRequest, batches_of, memory_errors, not_finite, stop_on_signals
 from lsdflow_training.mlflow_log import MlflowLog
 from lsdflow_training.processes.collectives import Group
@@ -156,8 +156,8 @@ class Trainer:
 
     def _loop(self, curves: Curves | None) -> None:
         schedules, ranks, own = self.settings.schedules, self.group.ranks, self.patches_per_step
-        numbers = BatchNumbers(self.iteration * own * ranks.world_size + ranks.rank + 1, ranks.world_size)
-        stream = make_stream(self.keys, self.settings, self.sources, numbers, self.times)
+        first = self.iteration * own * ranks.world_size + ranks.rank + 1
+        stream = make_stream(self.keys, self.settings, self.sources, first, ranks.world_size, self.times)
         profile = step_profile(self.settings.records.profile_steps, self.folder, self.settings.device, ranks.rank)
         bar = training_progress(self.settings, self.iteration, self.minutes_before, self.group.writes)
         with stream as batches, bar as progress, profile as profiled:

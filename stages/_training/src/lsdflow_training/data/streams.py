@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -38,34 +37,25 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-@dataclass(frozen=True)
-class BatchNumbers:
-    """Batches first, first + stride, ... of one process; batch i does not depend on the process that makes it."""
-
-    first: int
-    stride: int
-
-
 def make_stream(
-    keys: Keys, settings: TrainingSettings, sources: Sequence[Source], numbers: BatchNumbers, times: NodeTimes
+    keys: Keys, settings: TrainingSettings, sources: Sequence[Source], first: int, stride: int, times: NodeTimes
 ) -> AbstractContextManager[Iterator[gp.Batch]]:
-    """An endless iterator over the batches with these numbers; what makes them runs while the context is open.
+    """An endless iterator over the batches first, first + stride, ...; what makes them runs while the context is open.
 
-    With pipeline = "gpu" they are patches on the device, see `gpu_stream`.
+    Batch i does not depend on the process that makes it. With pipeline = "gpu" they are patches on the device, see
+    `gpu_stream`.
     """
     if settings.pipeline == "gpu":
         device = torch.device(settings.device)
-        return gpu_stream(
-            keys, settings, sources, first=numbers.first, stride=numbers.stride, device=device, times=times
-        )
+        return gpu_stream(keys, settings, sources, first=first, stride=stride, device=device, times=times)
     return batch_stream(
         training_pipeline(keys, settings, sources),
         batch_request(keys, settings),
         seed=settings.seed,
-        first=numbers.first,
+        first=first,
         num_workers=settings.num_workers,
         cache_size=settings.cache_size,
-        stride=numbers.stride,
+        stride=stride,
         times=times,
     )
 
