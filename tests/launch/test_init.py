@@ -44,6 +44,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return answer
 
     monkeypatch.setattr(inspect, "_ask", ask)
+    monkeypatch.setattr(inspect, "network_to_start_from", lambda *_wanted: None)
     monkeypatch.setattr(draft, "table_schemas", lambda: TABLES)
     monkeypatch.setattr(draft, "images_text", lambda _sifs: "WATERSHED_IMAGE=lsdflow/watershed:0.1.0\n")
     monkeypatch.setattr(start_cli, "problems_of", lambda _experiment: {})

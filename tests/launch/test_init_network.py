@@ -28,6 +28,7 @@ from lsdflow_launch.init.networks import (
     find_network,
     grey_choices,
     mapped_range,
+    network_to_start_from,
     resampled_size,
     size_choices,
 )
@@ -213,25 +214,71 @@ def test_init_scales_16_bits_and_resamples_small_voxels(tmp_path: Path, volume: 
     assert 0 < high - low < 30 * 510
 
 
-@pytest.mark.parametrize(
-    ("name", "shape_vox", "size_nm"), [("fib-sem", (56, 72, 72), FIB), ("serial-sections", (26, 140, 140), SECTIONS)]
-)
-def test_a_training_that_starts_from_a_network_is_one_of_this_network(
-    tmp_path: Path, name: str, shape_vox: tuple[int, int, int], size_nm: tuple[float, float, float]
-) -> None:
+def _labelled(path: Path, size_nm: tuple[float, float, float], shape_vox: tuple[int, int, int] = (56, 72, 72)) -> Path:
     raw, labels = synthetic_em(shape_vox, size_nm, 3)
-    path = _write(tmp_path / "v.zarr", raw, size_nm)
+    _write(path, raw, size_nm)
     zarr.open_group(path)["volumes"].create_array("labels/neuron_ids", data=labels).attrs.update(
         resolution=list(size_nm), offset=[0, 0, 0]
     )
-    done = _init(tmp_path / "exp", path, "--train", str(path), "--network", name)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "shape_vox", "size_nm", "named"),
+    [("fib-sem", (56, 72, 72), (8.0, 8.0, 8.0), False), ("serial-sections", (26, 140, 140), SECTIONS, True)],
+)
+def test_a_training_starts_from_the_network_that_fits_or_is_named_and_is_one_of_this_network(
+    tmp_path: Path, name: str, shape_vox: tuple[int, int, int], size_nm: tuple[float, float, float], named: bool
+) -> None:
+    path = _labelled(tmp_path / "v.zarr", size_nm, shape_vox)
+    done = _init(tmp_path / "exp", path, "--train", str(path), *(("--network", name) if named else ()))
     assert done.exit_code == 0, done.output  # train-acrlsd has compared its network with the weights
     assert "no problems found" in done.output
-    settings = tomllib.loads((tmp_path / "exp" / "experiment.toml").read_text())
+    text = (tmp_path / "exp" / "experiment.toml").read_text()
+    for shown in (done.output, text.replace("\n#   ", " ")):
+        assert "the training starts from" in shown
+        assert ("from random weights: --network none" in shown) is not named
+    settings = tomllib.loads(text)
     training, unet = settings["train-acrlsd"], read_bundle(tmp_path / "exp" / "networks" / name).unet
     assert training["initial_weights"] == f"networks/{name}"
     assert (training["num_fmaps"], training["fmap_inc_factor"]) == (unet.num_fmaps, unet.fmap_inc_factor)
+    assert settings["experiment"]["mode"] == "mtlsd"
     assert "checkpoint" not in settings["predict"]
+
+
+@pytest.mark.parametrize(
+    "options", [("--network", "none"), ("--mode", "acrlsd"), ("--set", "train-acrlsd.num_fmaps=12")]
+)
+def test_a_training_starts_from_nothing_if_the_user_wants_that_or_another_network(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    path = _labelled(tmp_path / "v.zarr", FIB)
+    done = _init(tmp_path / "exp", path, "--train", str(path), *options, "--dry-run")
+    assert done.exit_code == 0, done.output
+    settings = tomllib.loads(done.stdout)
+    assert "initial_weights" not in settings["train-acrlsd"]
+    assert settings["experiment"]["mode"] == "acrlsd"
+
+
+@pytest.mark.parametrize(
+    ("sizes_nm", "sections", "mode", "profile", "expected"),
+    [
+        ([FIB, (8, 8, 8)], 44, None, None, "fib-sem"),
+        ([FIB], 44, "mtlsd", "general", "fib-sem"),
+        ([FIB], 43, None, None, None),
+        ([FIB], 100, "acrlsd", None, None),
+        ([FIB], 100, None, "tiny", None),
+        ([FIB], 100, None, "general-anisotropic", None),
+        ([FIB, (5, 5, 5)], 100, None, None, None),
+        ([SECTIONS, (40, 8, 8)], 20, None, "general-anisotropic", "serial-sections"),
+        ([SECTIONS, FIB], 100, None, None, None),
+    ],
+)
+def test_the_network_to_start_from_is_made_for_all_volumes_and_what_the_user_wants(
+    sizes_nm: Any, sections: int, mode: str | None, profile: str | None, expected: str | None
+) -> None:
+    found = network_to_start_from(sizes_nm, sections, mode, profile)
+    assert (found and found.place) == expected
 
 
 def test_a_volume_without_cells_is_warned_of_with_a_picture(tmp_path: Path) -> None:
@@ -262,6 +309,15 @@ def test_the_list_names_each_network_with_scores_licence_and_hash() -> None:
         assert f"{name}: " in done.stdout
     for word in ("nm", "VOI", "licence", "sha256"):
         assert word in done.stdout
+
+
+@pytest.mark.parametrize("words", [("--network", "list", "--json"), ("--json", "--network", "list")])
+def test_the_list_is_json_wherever_json_is_asked_for(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["init", *words])
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert list(found) == ["fib-sem", "serial-sections"]
+    assert all(card["scores"] and card["voxel_size_nm"] and card["weights_sha256"] for card in found.values())
 
 
 def test_an_unknown_network_is_refused_with_those_that_exist(tmp_path: Path, volume: Any) -> None:

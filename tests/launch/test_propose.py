@@ -65,6 +65,21 @@ def test_the_profile_follows_the_thickness_of_sections_the_machine_and_the_label
     assert (found["experiment.profile"], found["train-acrlsd.pipeline"]) == (on_a_gpu, "gpu")
 
 
+@pytest.mark.parametrize(
+    ("volume", "start", "on_a_cpu", "on_a_gpu"),
+    [
+        (FIB25, "tiny", "tiny", "general"),
+        (dataclasses.replace(FIB25, shape_vox=(60, 512, 512)), "tiny", "tiny", "tiny"),
+        (SNEMI3D, "tiny-anisotropic", "tiny-anisotropic", "general-anisotropic"),
+    ],
+)
+def test_a_training_that_starts_from_a_network_has_a_profile_that_fits_it_and_the_machine(
+    volume: Volume, start: str, on_a_cpu: str, on_a_gpu: str
+) -> None:
+    for machine, expected in ((LAPTOP, on_a_cpu), (SERVER, on_a_gpu)):
+        assert values(proposals([volume], volume, machine, start=start))["experiment.profile"] == expected
+
+
 def test_a_profile_that_was_chosen_is_not_proposed() -> None:
     assert "experiment.profile" not in values(proposals([FIB25], FIB25, SERVER, profile="tiny"))
 

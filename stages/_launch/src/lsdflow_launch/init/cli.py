@@ -16,10 +16,10 @@ from lsdflow_contract.checkpoint import Mode
 from lsdflow_contract.experiment import Profile, load_experiment
 from lsdflow_launch.init.draft import Draft, draft_experiment, removed_on_failure
 from lsdflow_launch.init.inspect import Start
-from lsdflow_launch.init.networks import find_network, list_of_networks
+from lsdflow_launch.init.networks import find_network, list_of_networks, shipped_networks
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.template import experiment_schema, table_schemas, toml_value
-from lsdflow_launch.options import Debug, Folder, Json, Set
+from lsdflow_launch.options import Debug, Folder, Set
 from lsdflow_launch.planning.evidence import gpu_lines
 from lsdflow_launch.preflight import problems_of, show_problems
 
@@ -38,30 +38,33 @@ ProfileOption = Annotated[
 ModeOption = Annotated[
     str | None,
     typer.Option(
-        help="networks: acrlsd, mtlsd or affinities (default: that of --network, or acrlsd)",
+        help="networks: acrlsd, mtlsd or affinities (default: that of the network that it starts from, or acrlsd)",
         autocompletion=one_of(get_args(Mode)),
     ),
 ]
 
 
-def _show_list(given: str | None) -> str | None:
-    """For --network list: show the networks and end."""
-    if given == "list":
-        with exit_codes(debug=False):
-            typer.echo(list_of_networks())
+def _show_list(context: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
+    """For --network list: show the networks and end, as soon as both --network and --json have been read."""
+    read = {**context.params, str(option.name): value}
+    if read.get("network") == "list" and "as_json" in read:
+        with exit_codes(debug=False, as_json=read["as_json"]):
+            typer.echo(json.dumps(shipped_networks()) if read["as_json"] else list_of_networks())
         raise typer.Exit
-    return given
+    return value
 
 
 NetworkOption = Annotated[
     str | None,
     typer.Option(
         help="a trained network: the name of one that comes with lsdflow (list: shows them), or a folder with "
-        "bundle.json. Nothing is trained; with --train, the training starts from it",
+        "bundle.json. Nothing is trained; with --train, the training starts from it. Without the option, a training "
+        "starts from one that comes with lsdflow and fits; none: from random weights",
         callback=_show_list,
         is_eager=True,
     ),
 ]
+ListJson = Annotated[bool, typer.Option("--json", help="print JSON", callback=_show_list, is_eager=True)]
 VoxelSize = Annotated[
     str | None, typer.Option(help='voxel size z, y, x of all volumes: "40, 8, 8 nm" (default: from their metadata)')
 ]
@@ -90,7 +93,7 @@ def add_start_verbs(app: typer.Typer) -> None:
         expansion_factor: ExpansionFactor = None,
         dry_run: DryRun = False,
         override: Set = None,
-        as_json: Json = False,
+        as_json: ListJson = False,
         debug: Debug = False,
     ) -> None:
         """Read the volumes, propose settings and write DIR/experiment.toml with every setting explained."""
@@ -98,20 +101,20 @@ def add_start_verbs(app: typer.Typer) -> None:
             more = tuple(override or ())
             folder, volume = folder.expanduser(), volume.expanduser()
             labels, truth = (path and path.expanduser() for path in (labels, truth))
-            found = find_network(network, mode) if network else None
-            mode = mode or (found.mode if found else "acrlsd")
+            found = find_network(network, mode) if network and network != "none" else None
             start = Start(
                 root=folder,
                 train=tuple(path.expanduser() for path in train or ()),
                 volume=volume,
                 labels=labels,
                 truth=truth,
-                profile=profile or (found.profile if found and train else None),
-                mode=mode,
+                profile=profile,
+                mode=mode or (found.mode if found else None),
                 voxel_size=voxel_size,
                 expansion_factor=expansion_factor,
                 overrides=more,
                 network=found,
+                from_nothing=network == "none",
             )
             draft = draft_experiment(start)
             if dry_run:

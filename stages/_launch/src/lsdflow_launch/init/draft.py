@@ -32,7 +32,7 @@ from lsdflow_launch.init.networks import NETWORKS, PICTURE, Network, copy_networ
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.template import experiment_schema, experiment_text, merged, table_schemas
 
-DEFAULT_PROFILE = "standard"
+DEFAULT_PROFILE, DEFAULT_MODE = "standard", "acrlsd"
 # Settings of [experiment] that are also options of `init`.
 OWN_OPTIONS = ("profile", "mode")
 LONGEST_NAME = 60
@@ -105,7 +105,7 @@ def draft_experiment(
     tables = merged(values, overrides)
     text = experiment_text(schemas, tables, {c.key: c.why for c in choices})
     sifs = layout.root / str(tables.get("cluster", {}).get("images", "images"))
-    return Draft(layout, text, schema, images_text(sifs), choices, start.network, inspection.picture)
+    return Draft(layout, text, schema, images_text(sifs), choices, inspection.start.network, inspection.picture)
 
 
 def images_text(sifs: Path | None = None) -> str:
@@ -201,12 +201,12 @@ def _chosen(start: Start, root: Path | None) -> dict[str, Any]:
     for number, path in enumerate(start.training_volumes):
         name = f"{_valid_name(container_and_dataset(path)[0].stem) or 'volume'}-{number}"
         training.append({"name": name, **named("raw", path), **named("labels", start.labels), **size})
-    profile = start.profile or DEFAULT_PROFILE
+    profile = start.profile or (start.network.profile if start.network and start.train else DEFAULT_PROFILE)
     network = _network_tables(start, path_of(start.network_folder)) if start.network_folder else {}
     return {
         "experiment": {
             "name": _valid_name(start.root.resolve().name) or "experiment",
-            "mode": start.mode,
+            "mode": start.mode or DEFAULT_MODE,
             "profile": profile,
         },
         "prepare": {

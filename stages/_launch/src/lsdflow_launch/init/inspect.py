@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,27 @@ from lsdflow_contract.errors import InternalError, NoVoxelSize, StageError, Usag
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.init.middle import Middle
-from lsdflow_launch.init.networks import NETWORKS, Network, choices_for, contrast_choices, network_that_fits
-from lsdflow_launch.init.propose import Choice, Machine, Volume, proposals
+from lsdflow_launch.init.networks import (
+    NETWORKS,
+    Network,
+    choices_for,
+    contrast_choices,
+    network_that_fits,
+    network_to_start_from,
+)
+from lsdflow_launch.init.propose import Choice, Machine, Volume, proposals, text_of
 from lsdflow_launch.init.template import toml_value
 
 LOG = logging.getLogger("lsdflow.init")
 # Settings of the target by which a network sees its voxels in another way.
 HOW_READ = ("resample_to", "raw_range")
 OF_TRAINING = ("experiment.profile", "prepare.training.", "train-lsd.", "train-acrlsd.")
+# Settings of users that want another network than those that come with lsdflow.
+OF_NETWORKS = (
+    *("experiment.profile", "experiment.mode", "train-lsd.", "predict.checkpoint", "train-acrlsd.backend"),
+    *("train-acrlsd.initial_weights", "train-acrlsd.num_fmaps", "train-acrlsd.fmap_inc_factor"),
+    *("train-acrlsd.downsample_factors", "train-acrlsd.neighborhood"),
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +44,7 @@ class Start:
     """The options of `init`. None = proposed; without `train` and `network`, `volume` is searched for labels.
 
     network: a trained network, which predicts, or with `train` is trained on. One that comes with predict is copied to
-    networks/ in `root`.
+    networks/ in `root`. from_nothing: trainings start from random weights, whatever network fits.
     """
 
     root: Path
@@ -40,11 +53,12 @@ class Start:
     labels: Path | None = None
     truth: Path | None = None
     profile: str | None = None
-    mode: str = "acrlsd"
+    mode: str | None = None
     voxel_size: str | None = None
     expansion_factor: float | None = None
     overrides: tuple[str, ...] = ()
     network: Network | None = None
+    from_nothing: bool = False
 
     @property
     def training_volumes(self) -> tuple[Path, ...]:
@@ -106,13 +120,41 @@ def inspect_volumes(tables: Mapping[str, Any], start: Start) -> Inspection:
     if "target" not in volumes:
         return Inspection(found, _truth_choice(start, found), volumes)
     training, target = [Volume.of(facts) for facts in trained], Volume.of(volumes["target"])
-    choices = proposals(training, target, this_machine(), start.profile)
+    if training:
+        found = _with_network_found(found, training, target)
+    network = found.network
+    choices = proposals(training, target, this_machine(), start.profile, network.profile if network else None)
     if not trained:
         choices = tuple(choice for choice in choices if not choice.key.startswith(OF_TRAINING))
-    inspection = Inspection(found, (*_truth_choice(start, found), *choices), volumes)
-    if start.network is not None and start.network.mode != "acrlsd":
-        return _seen_by(start.network, inspection, tables)
+    inspection = Inspection(found, (*_truth_choice(start, found), *_start_choices(start, found), *choices), volumes)
+    if network is not None and network.mode != "acrlsd":
+        return _seen_by(network, inspection, tables)
     return inspection
+
+
+def _with_network_found(start: Start, training: Sequence[Volume], target: Volume) -> Start:
+    """Add the network from which the training starts, if one fits and the options do not want another."""
+    if start.network or start.from_nothing or any(word.strip().startswith(OF_NETWORKS) for word in start.overrides):
+        return start
+    sizes = [volume.voxel_size_nm for volume in (*training, target)]
+    sections = min(volume.shape_vox[0] for volume in training)
+    network = network_to_start_from(sizes, sections, start.mode, start.profile)
+    return replace(start, network=network, mode=network.mode) if network else start
+
+
+def _start_choices(start: Start, found: Start) -> tuple[Choice, ...]:
+    """Return the reasons for the weights that a training starts from, and for a mode that the options do not name."""
+    network, folder = found.network, found.network_folder
+    if network is None or folder is None or not found.train:
+        return ()
+    if start.network:
+        why = "--network: the training starts from these weights"
+    else:
+        why = f"the training starts from {network.place}, which comes with lsdflow and was trained on voxels of "
+        why += f"{text_of(network.voxel_size_nm)} nm; from random weights: --network none"
+    weights = os.path.relpath(folder.resolve(), start.root.resolve())
+    choices = (Choice("train-acrlsd.initial_weights", weights, why),)
+    return choices if start.mode else (Choice("experiment.mode", network.mode, f"that of {network.place}"), *choices)
 
 
 def _seen_by(network: Network, before: Inspection, tables: Mapping[str, Any]) -> Inspection:

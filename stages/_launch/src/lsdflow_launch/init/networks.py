@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from lsdflow_contract.errors import ContractMismatch, MissingInput, UsageError
 from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.init.middle import asked
-from lsdflow_launch.init.propose import Choice, text_of
+from lsdflow_launch.init.propose import FEWEST_SECTIONS, Choice, text_of
 
 LOG = logging.getLogger("lsdflow.init")
 # In an experiment: the folder of copies of networks that come with predict, and what a network saw that found no cells.
@@ -53,8 +54,13 @@ class Network:
 
     @property
     def profile(self) -> str:
-        """The profile of trainings that start from it, whose shapes are then those of the network."""
+        """The profile for trainings that start from it without a GPU; the shapes are then those of the network."""
         return "tiny-anisotropic" if self.unet.get("kernels_down") else "tiny"
+
+    @property
+    def profile_on_gpu(self) -> str:
+        """The profile for trainings that start from it on a GPU: its own recipe, if it comes with predict."""
+        return self.profile.replace("tiny", "general")
 
     @property
     def comes_with_predict(self) -> bool:
@@ -76,14 +82,27 @@ def find_network(given: str, mode: str | None = None) -> Network:
     """
     shipped = {} if Path(given).is_dir() else shipped_networks()
     if given in shipped:
-        card = shipped[given]
-        size, shape = tuple(card["voxel_size_nm"]), tuple(card["input_shape_vox"])
-        return Network(given, card["kind"], size, shape, card["unet"], card)
+        return _of_card(given, shipped[given])
     folder = Path(given).expanduser()
     if not folder.is_dir() and not folder.is_file():
         wanted, fix = f"a folder with bundle.json, or {', '.join(shipped)}", "lsdflow init --network list"
         raise MissingInput("no such network", where=f"--network {given}", wanted=wanted, fix=fix)
     return _of_bundle(folder, read_bundle(folder), mode)
+
+
+def network_to_start_from(
+    sizes_nm: Sequence[Sequence[float]], sections: int, mode: str | None, profile: str | None
+) -> Network | None:
+    """The network that comes with predict for voxels like all of these, if a training of so many sections fills it.
+
+    mode, profile: those that the user wants; a training of profile tiny or standard has another network.
+    """
+    for network in itertools.starmap(_of_card, shipped_networks().items()):
+        alike = all(resampled_size(size, network.voxel_size_nm) == tuple(size) for size in sizes_nm)
+        deep = sections >= FEWEST_SECTIONS.get(network.profile, 0)
+        if alike and deep and mode in (None, network.mode) and profile in (None, network.profile_on_gpu):
+            return network
+    return None
 
 
 def copy_network(network: Network, folder: Path) -> None:
@@ -237,6 +256,11 @@ def _inverted_range(
 
 def _percentiles(card: Mapping[str, Any]) -> dict[str, float]:
     return {share: float(value) for share, value in card["grey_percentiles"].items()}
+
+
+def _of_card(name: str, card: Mapping[str, Any]) -> Network:
+    size, shape = tuple(card["voxel_size_nm"]), tuple(card["input_shape_vox"])
+    return Network(name, card["kind"], size, shape, card["unet"], card)
 
 
 def _of_bundle(folder: Path, bundle: Bundle, mode: str | None) -> Network:

@@ -72,10 +72,10 @@ class Choice:
 
 
 def proposals(
-    training: Sequence[Volume], target: Volume, machine: Machine, profile: str | None = None
+    training: Sequence[Volume], target: Volume, machine: Machine, profile: str | None = None, start: str | None = None
 ) -> tuple[Choice, ...]:
-    """Return all choices; `profile` if the user has chosen one."""
-    choice = profile_choice(training, machine)
+    """Return all choices; `profile` if the user has chosen one; `start`: as for `profile_choice`."""
+    choice = profile_choice(training, machine, start)
     named = profile or choice.value
     found: list[Choice] = [] if profile else [choice]
     found += grey_choices(training, target)
@@ -87,14 +87,23 @@ def proposals(
     return (*found, *block_choices(target, machine))
 
 
-def profile_choice(training: Sequence[Volume], machine: Machine) -> Choice:
-    """Choose by the thickness of sections, then by the machine, and by the number of labelled voxels and sections."""
+def profile_choice(training: Sequence[Volume], machine: Machine, start: str | None = None) -> Choice:
+    """Choose by the thickness of sections, then by the machine, and by the number of labelled voxels and sections.
+
+    start: tiny or tiny-anisotropic, as the network has it that the training starts from; None: it starts from nothing.
+    """
     thick = next((v.voxel_size_nm for v in training if v.thick), None)
     published, small = ("snemi3d", "tiny-anisotropic") if thick else ("standard", "tiny")
     form = f"thick sections, voxels of {text_of(thick)} nm" if thick else _form(training)
     voxels = round(sum(math.prod(v.shape_vox) * (v.labelled or 0.0) for v in training))
     sections = min((v.shape_vox[0] for v in training), default=0)
     seen = f"{form}; {voxels / 1e6:.1f} million labelled voxels in {sections} sections"
+    if start:
+        large = start.replace("tiny", "general")
+        if machine.gpu and sections >= FEWEST_SECTIONS.get(large, 0):
+            return Choice("experiment.profile", large, f"{seen}; on the GPU here it learns within minutes")
+        why = f"patches and iterations for a CPU; the network is the one that the training starts from; GPU: {large}"
+        return Choice("experiment.profile", start, f"{seen}; {why}")
     if machine.gpu:
         flat = bool(thick) or sections < FEWEST_SECTIONS["general"]
         name = "general-anisotropic" if flat else "general"
