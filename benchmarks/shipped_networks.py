@@ -7,7 +7,8 @@
    at the calibrated threshold, at the best one of this volume, and at the best one of all other volumes together; the
    best threshold of all volumes together for each merge function.
 2. Where the bits go at the calibrated threshold, with FFN in the same run: without borders of 1 to 3 voxels, and with
-   each segment, each fragment given its best neuron (the lines of `scores/error_budget.py`).
+   each segment, each fragment given its best neuron (the lines of `scores/error_budget.py`); beside them expected run
+   lengths (ERL), also as a share of the largest possible one (NERL).
 3. Bits of the cells in the middle of each volume, as it is and with black and white exchanged (`lsdflow init`).
 4. By how many levels affinities differ from those of the weights before they were rounded to half precision.
 """
@@ -28,8 +29,11 @@ from numpy.typing import NDArray
 import lsdflow
 from lsdflow_contract.checkpoint import read_bundle
 from lsdflow_contract.geometry import Box
+from lsdflow_evaluate.passes import MERGE_NODES_OF_THINNED_TRUTH
 from lsdflow_evaluate.scores.counting import without_border
 from lsdflow_evaluate.scores.error_budget import at_best
+from lsdflow_evaluate.scores.run_length import run_lengths
+from lsdflow_evaluate.skeletons.skeletonise import lattice_step_vox, skeletons_of
 from lsdflow_launch.init.middle import separate_cells
 from lsdflow_launch.init.networks import grey_choices
 from lsdflow_metrics.contingency import contingency
@@ -42,7 +46,7 @@ MERGE_FUNCTION = "hist_quant_75"
 THRESHOLDS = [round(0.3 + 0.02 * i, 2) for i in range(33)]
 CONTEXT_VOX, CONTEXT_SECTIONS = 20, 12
 BUDGET = (
-    *("volume", "threshold", "VOI", "adapted Rand error", "without a border of 1", "2", "3"),
+    *("volume", "threshold", "VOI", "adapted Rand error", "NERL", "ERL, voxels", "without a border of 1", "2", "3"),
     *("segments at their best", "fragments at their best"),
 )
 
@@ -203,11 +207,20 @@ def print_line_of(network: Path, fib_sem: list[Labelled], sections: Labelled) ->
 
 
 def budget(segments: NDArray[Any], truth: NDArray[Any]) -> list[str]:
-    """Cells: VOI, adapted Rand error, VOI without borders of 1, 2, 3 voxels, and with each segment at its best."""
+    """Cells: VOI, adapted Rand error, run lengths, VOI without borders of 1, 2, 3 voxels, and each segment at its best.
+
+    Run lengths along skeletons of the truth, as `thin_truth` of evaluate makes them; all these voxels are cubes.
+    """
     whole = lsdflow.compare(segments, truth)
+    step = lattice_step_vox((1.0, 1.0, 1.0))
+    coarse = truth[tuple(slice(None, None, n) for n in step)].astype(np.uint64)
+    skeletons = skeletons_of(coarse, (float(step[0]), float(step[1]), float(step[2])), (0.0, 0.0, 0.0))
+    nodes = np.rint(skeletons.positions_nm).astype(int)
+    runs = run_lengths(skeletons, segments[tuple(nodes.T)].astype(np.uint64), MERGE_NODES_OF_THINNED_TRUTH)
     inner = [lsdflow.compare(segments, without_border(truth.astype(np.uint64), width)).voi for width in (1, 2, 3)]
     oracle = score(at_best(contingency(segments, truth)), "label").voi
-    return [f"{value:.3f}" for value in (whole.voi, whole.adapted_rand_error, *inner, oracle)]
+    lengths = [f"{runs.normalized_erl:.3f}", f"{runs.expected_run_length_nm:.0f} of {runs.max_erl_nm:.0f}"]
+    return [f"{whole.voi:.3f}", f"{whole.adapted_rand_error:.3f}", *lengths, *(f"{v:.3f}" for v in (*inner, oracle))]
 
 
 def print_cells(found: list[Labelled]) -> None:
