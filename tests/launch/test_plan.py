@@ -27,7 +27,7 @@ from lsdflow_launch.planning import evidence as evidence_module
 from lsdflow_launch.planning import plan as plan_module
 from lsdflow_launch.planning.cli import show_plan, text_of
 from lsdflow_launch.planning.evidence import Quantity, machines, total
-from lsdflow_launch.planning.jobs import jobs_of
+from lsdflow_launch.planning.jobs import local_job
 from lsdflow_launch.planning.plan import Offer, Prices, StageEstimate, costs_of, make_plan, read_prices
 from lsdflow_launch.slurm.table import memory_bytes, time_limit_s
 from lsdflow_launch.status import planned_seconds
@@ -157,10 +157,10 @@ def test_limits_of_jobs_and_blocks_that_a_run_would_reach_are_reported(tmp_path:
     experiment = make(tmp_path / "a", f"[cluster]\nmax_restarts = 1\n[cluster.watershed]\n{table}")
     plan = make_plan(experiment, answers(measured={**MEASURED, "seconds": 3600.0}), measured=True)
     warnings = " | ".join(warn.what for warn in plan.warnings)
-    assert "compute.block_timeout_s is 15 min" in warnings
-    assert "a worker needs 262 MB, it asks for 210 MB" in warnings
-    assert "no block is ever done" in warnings
-    assert "which is not enough" in warnings
+    assert "a block needs about 60 min, compute.block_timeout_s allows 15 min" in warnings
+    assert "a worker needs about 262 MB, cluster.watershed.worker_mem allows 210 MB" in warnings
+    assert "a block needs about 60 min, cluster.watershed.worker_time allows 28 min" in warnings
+    assert "cluster.watershed.time, with all restarts, allows 3 h 56" in warnings
     assert not any(warn.certain for warn in plan.warnings)
     quiet = make_plan(make(tmp_path / "b"), answers(measured=MEASURED), measured=True)
     assert quiet.warnings == []
@@ -259,12 +259,11 @@ def test_a_measurement_that_fails_leaves_no_folder_and_says_why(tmp_path: Path) 
     assert [path.name for path in experiment.layout.root.iterdir()] == ["experiment.toml"]
 
 
-def test_bytes_and_files_are_those_on_the_disk(tmp_path: Path) -> None:
+def test_bytes_are_those_of_the_files_on_the_disk(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     for number, path in enumerate((tmp_path / "a" / "x", tmp_path / "a" / "b" / "y")):
         path.write_bytes(b"z" * (10 + number))
-    found = disk_use([tmp_path / "a", tmp_path / "missing"])
-    assert (found.files, found.size_bytes, found.complete) == (2, 21, True)
+    assert disk_use([tmp_path / "a", tmp_path / "missing"]).size_bytes == 21
 
 
 @pytest.mark.parametrize(
@@ -297,29 +296,23 @@ def test_a_measured_block_counts_by_its_voxels_and_not_as_one_of_the_blocks(tmp_
     assert (found["seconds"].value, found["bytes_written"].value) == (pytest.approx(60.0), 8000)
 
 
-def test_of_a_stage_that_has_begun_the_disk_is_scaled_and_only_the_rest_is_left(tmp_path: Path) -> None:
+def test_of_a_stage_that_has_begun_only_the_rest_is_left(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
-    (experiment.layout.results / "watershed").mkdir(parents=True)
-    (experiment.layout.results / "watershed" / "0").write_bytes(b"x" * 600)
-    (experiment.layout.results / "watershed" / "1").write_bytes(b"")
     for stage in ("prepare", "train-acrlsd", "predict", "agglomerate", "segment", "evaluate"):
         finish(experiment, stage)
-    plan = make_plan(experiment, answers({**WATERSHED, "blocks_done": 4, "taken": TAKEN}))
-    found = plan.estimates["watershed"]
-    assert (found["bytes_written"].value, found["files"].value) == (1500, 5)
+    begun = {**WATERSHED, "blocks_done": 4, "taken": TAKEN}
+    plan = make_plan(experiment, answers(begun, {**MEASURED, "bytes_written": 150}), measured=True)
     assert plan.left("seconds").value == pytest.approx(0.6 * 70)
-    assert plan.left("bytes_written").value == pytest.approx(900)
+    assert plan.left("bytes_written").value == pytest.approx(0.6 * 1500)
 
 
-def test_of_several_passes_the_most_memory_counts_and_their_times_and_files_are_added(tmp_path: Path) -> None:
+def test_of_several_passes_the_most_memory_counts_and_their_times_are_added(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
-    (experiment.layout.results / "watershed").mkdir(parents=True)
-    (experiment.layout.results / "watershed" / "0").write_bytes(b"x" * 800)
     uses = [{**TAKEN, "peak_rss_mib": mib} for mib in (300.0, 100.0)]
     passes = {str(n): {**WATERSHED, "blocks_done": 4, "taken": use} for n, use in enumerate(uses)}
     found = make_plan(experiment, answers({**WATERSHED, "passes": passes})).estimates["watershed"]
     assert found["rss_per_worker_bytes"].value == 300 * MIB
-    assert (found["seconds"].value, found["bytes_written"].value) == (pytest.approx(140.0), pytest.approx(2000))
+    assert found["seconds"].value == pytest.approx(140.0)
 
 
 def test_gpu_hours_are_those_in_which_workers_hold_a_gpu(tmp_path: Path) -> None:
@@ -328,14 +321,14 @@ def test_gpu_hours_are_those_in_which_workers_hold_a_gpu(tmp_path: Path) -> None
     found = make_plan(make(tmp_path / "a", on_gpus), hour, measured=True).estimates["watershed"]
     assert found["gpu_hours"].value == pytest.approx(2 * 10, rel=1e-3)
     shared = make(tmp_path / "b", "[compute]\nworkers = 4\n")
-    one = jobs_of(shared, "predict", {"device": "cuda", "gpus": 1}, on_slurm=False)
+    one = local_job(shared, "predict", {"device": "cuda", "gpus": 1})
     assert (one.count, one.gpus) == (1, 1), "a GPU has one worker"
-    assert jobs_of(shared, "train-lsd", {"device": "cuda", "processes": 2}, on_slurm=False).gpus == 2
+    assert local_job(shared, "train-lsd", {"device": "cuda", "processes": 2}).gpus == 2
 
 
 @pytest.mark.parametrize(
     ("limit", "restarts", "expected"),
-    [("1:05:00", 1, "resumes"), ("1:15:00", 1, ""), ("40:00", 1, "resumes"), ("40:00", 0, "not enough")],
+    [("1:15:00", 0, ""), ("40:00", 1, ""), ("40:00", 0, "allows 30 min"), ("35:00", 1, "allows 50 min")],
 )
 def test_a_job_needs_time_for_its_warning_and_counts_its_first_start_too(
     tmp_path: Path, limit: str, restarts: int, expected: str
@@ -439,7 +432,8 @@ def test_a_training_that_reports_its_own_speed_is_not_measured(tmp_path: Path) -
     losses = experiment.layout.train_dir("train-acrlsd") / "loss.csv"
     losses.parent.mkdir(parents=True)
     losses.write_text("iteration,loss,it_per_s\n10,0.5,2\n")
-    found = make_plan(experiment, of_training(TRAINING, STEPS, calls), measured=True).estimates["train-acrlsd"]
+    begun = {**TRAINING, "done_iterations": 10}
+    found = make_plan(experiment, of_training(begun, STEPS, calls), measured=True).estimates["train-acrlsd"]
     assert (found["seconds"].value, set(calls)) == (500.0, {"plan"})
 
 

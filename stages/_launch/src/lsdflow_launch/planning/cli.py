@@ -17,7 +17,7 @@ from lsdflow_contract.files import write_json
 from lsdflow_contract.geometry import Vox3
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.options import Debug, Folder, Json, Set
-from lsdflow_launch.output import count, duration, hours, money, plain_console, size
+from lsdflow_launch.output import count, duration, hours, money, plain_console, print_answer, size
 from lsdflow_launch.planning.evidence import Quantity, gpu_lines, machines
 from lsdflow_launch.planning.plan import FIXED, LEFT, TOTAL, Plan, make_plan, read_prices
 from lsdflow_launch.slurm.table import MOST_WORKERS
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LOG = logging.getLogger("lsdflow.plan")
-EXPERIMENT = "experiment"
 ON_SLURM = {"": None, "local": False, "slurm": True}
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("time", "walltime_s", duration),
@@ -52,11 +51,7 @@ def add_plan_verb(app: typer.Typer) -> None:
     def plan(
         folder: Folder,
         measure: Annotated[
-            bool,
-            typer.Option(
-                "--measure",
-                help="measure time and memory of one block (or some training steps) of each stage that can run now",
-            ),
+            bool, typer.Option("--measure", help="measure a block (or training steps) of each stage that can run now")
         ] = False,
         prices: Annotated[
             Path | None, typer.Option(help="file with prices (default: prices.toml of the experiment)")
@@ -76,53 +71,37 @@ def add_plan_verb(app: typer.Typer) -> None:
     ) -> None:
         """Estimate disk, files, memory, hours and cost of a run from measured blocks; writes DIR/plan.json."""
         with exit_codes(debug, as_json):
-            experiment = load_experiment(folder, override or [])
+            experiment, shape = load_experiment(folder, override or []), _shape_of(volume_shape)
             if backend not in ON_SLURM:
                 fix = nearest(backend, list(ON_SLURM))
                 raise UsageError(f"unknown backend {backend!r}", wanted="local or slurm", fix=fix)
-            shape = _shape_of(volume_shape)
-            estimated = make_plan(
-                experiment,
-                choose_ask(experiment),
-                prices=read_prices(experiment, prices),
-                on_slurm=ON_SLURM[backend],
-                volume_shape=shape,
-                workers=workers,
-                measured=measure,
-            )
+            ask, named, on_slurm = choose_ask(experiment), read_prices(experiment, prices), ON_SLURM[backend]
+            estimated = make_plan(experiment, ask, named, on_slurm, shape, workers, measured=measure)
             if as_json:
                 typer.echo(json.dumps(_for_json(estimated)))
             else:
                 show_plan(estimated, plain_console())
-                typer.echo("".join(f"{line}\n" for line in gpu_lines(experiment)), nl=False)
+                print_answer({}, "\n".join(gpu_lines(experiment)), as_json=False)
             if shape is None:
                 _store(experiment, estimated, as_json)
-            certain = [warn for warn in estimated.warnings if warn.certain]
-        if certain:
+        if any(warn.certain for warn in estimated.warnings):
             raise typer.Exit(StorageFailure.exit_code)
 
 
 def _shape_of(text: str) -> Vox3 | None:
     """Return the voxels of "z,y,x"; None for an empty text. Raises UsageError (2) for anything else."""
-    if not text:
-        return None
-    parts = text.split(",")
-    if len(parts) != 3 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise UsageError(
-            "not a shape", where="--volume-shape", wanted="voxels z,y,x, such as 10000,10000,10000", found=text
-        )
-    z, y, x = map(int, parts)
-    return z, y, x
+    numbers = [int(part) for part in text.split(",") if part.strip().isdigit()]
+    if text and (len(numbers) != text.count(",") + 1 or len(numbers) != 3 or not all(numbers)):
+        wanted = "voxels z,y,x, such as 10000,10000,10000"
+        raise UsageError("not a shape", where="--volume-shape", wanted=wanted, found=text)
+    return (numbers[0], numbers[1], numbers[2]) if text else None
 
 
 def _for_json(plan: Plan) -> dict[str, Any]:
     """Return the plan of each stage with its estimate, and what concerns the experiment."""
     whole = plan.as_dict()
     estimates = whole.pop("stages")
-    return {
-        **{stage: {**facts, "estimate": estimates[stage]} for stage, facts in plan.facts.items()},
-        EXPERIMENT: whole,
-    }
+    return {s: {**facts, "estimate": estimates[s]} for s, facts in plan.facts.items()} | {"experiment": whole}
 
 
 def _store(experiment: Experiment, plan: Plan, as_json: bool) -> None:
@@ -132,8 +111,8 @@ def _store(experiment: Experiment, plan: Plan, as_json: bool) -> None:
     except StageError as error:
         LOG.warning("the plan is not kept: %s", error.message())
         return
-    if not as_json:
-        typer.echo(f"wrote {experiment.layout.plan}, whose times lsdflow status shows as planned")
+    told = "" if as_json else f"wrote {experiment.layout.plan}, whose times lsdflow status shows as planned"
+    print_answer({}, told, as_json=False)
 
 
 def text_of(quantity: Quantity, text: Callable[[float], str]) -> str:

@@ -1,7 +1,7 @@
-"""Evidence for the numbers of a plan: what a part of the work took, as rates by the units of the stage's plan.
+"""Evidence for the numbers of a plan: amounts for each unit of a stage's plan, and where they come from.
 
-1. finished blocks of this experiment, the speed of its training, its files
-2. a block, or some training steps, computed into a temporary folder (`<stage> measure`)
+1. here: finished blocks of this experiment, the speed of its training; else what `<stage> measure` computed
+2. the stage itself: bytes and memory, no time
 3. machines.toml: what the stages took on machines that were measured
 
 Evidence of one kind of device gives no time or memory for the other: work on GPUs is never planned from CPUs.
@@ -9,10 +9,8 @@ Evidence of one kind of device gives no time or memory for the other: work on GP
 
 from __future__ import annotations
 
-import logging
-import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -25,20 +23,14 @@ from lsdflow_contract.files import parse_toml, read_json, storage_errors
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.chain import stage_arguments
 from lsdflow_launch.commands import Ask, ask_program
-from lsdflow_launch.disk import DiskUse, disk_use, result_folders
 from lsdflow_launch.planning.jobs import Job
 from lsdflow_launch.status import speed_so_far
 
-LOG = logging.getLogger("lsdflow.plan")
 Facts = Mapping[str, Any]
-MIB = 2**20
 RSS, VRAM = "rss_per_worker_bytes", "vram_per_worker_bytes"
-# Seconds of blocks grow with the first of these that the stage's plan has.
-WORK = ("multiply_adds", "voxels_read_with_context", "voxels")
-# What a stage reports of a measured block; reading and writing do not depend on the device.
-AMOUNTS = ("seconds", "bytes_read", "bytes_written", "files")
-OF_ANY_DEVICE = AMOUNTS[1:]
-NOT_KNOWN = "nothing is done, measured (--measure) or in the table of machines"
+PEAKS = {RSS: "peak_rss_mib", VRAM: "device_peak_mib"}
+# Reading and writing do not depend on the device.
+OF_ANY_DEVICE = ("bytes_read", "bytes_written", "files")
 
 
 @dataclass(frozen=True)
@@ -92,7 +84,7 @@ class Evidence:
         return Quantity(max(parts), self.source + self.at_least, bool(self.at_least))
 
 
-# By each stage itself, from its settings; two files of a block: one of an array and one of rows.
+# By each stage from its settings; two files of a block: one of an array and one of rows.
 COMPUTED = Evidence(
     "computed by the stage, not measured",
     rates={
@@ -108,7 +100,8 @@ def first_known(evidence: Iterable[Evidence], name: str, units: Facts, job: Job)
     """Return the number from the first evidence that has it; if none has, an unknown one with all reasons."""
     found = [one.scaled(name, units, job) for one in evidence]
     why_not = "; ".join(dict.fromkeys(quantity.source for quantity in found if quantity.source))
-    return next((q for q in found if q.value is not None), Quantity(None, why_not or NOT_KNOWN))
+    not_known = Quantity(None, why_not or "nothing is done, measured (--measure) or in the table of machines")
+    return next((quantity for quantity in found if quantity.value is not None), not_known)
 
 
 def passes_of(facts: Facts) -> Mapping[str, Facts]:
@@ -117,20 +110,26 @@ def passes_of(facts: Facts) -> Mapping[str, Facts]:
 
 
 def evidence_of(
-    experiment: Experiment, stage: str, facts: Facts, measured: Facts, job: Job
-) -> Callable[[str], Sequence[Evidence]]:
-    """Return a function that gives the evidence for a pass of a stage, the best first.
+    experiment: Experiment, stage: str, name: str, facts: Facts, measured: Facts, job: Job
+) -> list[Evidence]:
+    """Return the evidence for a pass of a stage, the best first.
 
     facts: the plan of the stage in this experiment. measured: what `measure` returned for the stage.
     """
-    files = _on_disk(experiment, stage, facts)
+    one = passes_of(facts).get(name, {})
+    done = _training_here(experiment, stage) if stage in TRAININGS else _blocks_here(experiment, stage, one)
+    here = (_evidence(found, name, facts) for found in (done, measured))
+    return [*here, COMPUTED, *_machines(stage, name, facts, job)]
 
-    def of_pass(name: str) -> Sequence[Evidence]:
-        """Return the evidence for one pass."""
-        here = _done_here(experiment, stage, passes_of(facts).get(name, {}))
-        return [here, files, _measured(name, facts, measured), COMPUTED, *_table(stage, name, facts, job)]
 
-    return of_pass
+def _training_here(experiment: Experiment, stage: str) -> Facts:
+    """Return the speed of a training that has begun, in the words of `<stage> measure`; {} if it has not."""
+    losses = experiment.layout.train_dir(stage) / "loss.csv"
+    speed = (_manifest(experiment, stage) or speed_so_far(losses)).get("it_per_s")
+    runs = [read_json(path) for path in experiment.layout.stage_runs(stage).glob("*/outcome.json")]
+    on_gpu = bool(runs) and all(run.get("resources", {}).get("gpu") for run in runs)
+    what = f"this training, {speed} iterations a second"
+    return {"it_per_s": speed, "device": "gpu" if on_gpu else "cpu", "what": what} if speed else {}
 
 
 def is_finished(experiment: Experiment, stage: str) -> bool:
@@ -145,73 +144,37 @@ def _manifest(experiment: Experiment, stage: str) -> Facts:
         return {}
 
 
-def speed_of_training(experiment: Experiment, stage: str) -> float | None:
-    """Return the iterations a second of a training so far; None if it has not begun."""
-    found = _manifest(experiment, stage) or speed_so_far(experiment.layout.train_dir(stage) / "loss.csv")
-    return found.get("it_per_s")
+def _blocks_here(experiment: Experiment, stage: str, facts: Facts) -> Facts:
+    """Return what the finished blocks of a pass took on average, in the words of `<stage> measure`; {} without any."""
+    if not (taken := facts.get("taken")):
+        return {}
+    device = experiment.layout.result(stage, str(facts.get("key", ""))) / "device.json"  # only predict writes it
+    return {
+        "seconds": taken["seconds_per_block"],
+        "voxels": facts["voxels"] / facts["blocks"],
+        "peak_rss_mib": taken["peak_rss_mib"],
+        "device": read_json(device).get("device", "cpu") if device.is_file() else "cpu",
+        "what": f"{taken['records']} finished block{'s' * (taken['records'] > 1)} of this experiment",
+    }
 
 
-def _done_here(experiment: Experiment, stage: str, facts: Facts) -> Evidence:
-    """Return what was done here: finished blocks, iterations of a training, or the volumes that were prepared."""
-    outcomes = [read_json(path) for path in experiment.layout.stage_runs(stage).glob("*/outcome.json")]
-    if stage in TRAININGS:
-        speed = speed_of_training(experiment, stage)
-        on_gpu = bool(outcomes) and all(outcome.get("resources", {}).get("gpu") for outcome in outcomes)
-        rates = {"seconds": {"iterations": 1 / speed}} if speed else {}
-        return Evidence(f"this training, {speed} iterations a second" if speed else "", _device(on_gpu), rates)
-    if taken := facts.get("taken"):
-        unit = next(unit for unit in WORK if facts.get(unit))
-        seconds = taken["seconds_per_block"] * facts["blocks"] / facts[unit]
-        rates = {"seconds": {unit: seconds}, RSS: {"one": taken["peak_rss_mib"] * MIB}}
-        what = f"{taken['records']} finished block{'s' * (taken['records'] > 1)} of this experiment"
-        return Evidence(what, _device_of_blocks(experiment.layout.result(stage, str(facts.get("key", "")))), rates)
-    copied = sum(volume["bytes_expected"] for volume in volumes_of(facts))
-    if not copied or not is_finished(experiment, stage):
-        return Evidence()
-    seconds = sum(outcome["seconds"] for outcome in outcomes)
-    return Evidence(f"this experiment, {copied / 1e6:.0f} MB", rates={"seconds": {"bytes_expected": seconds / copied}})
-
-
-def _device(on_gpu: bool) -> str:
-    return "gpu" if on_gpu else "cpu"
-
-
-def _device_of_blocks(result: Path) -> str:
-    """Return where blocks were computed: "gpu" only if predict recorded that with its result."""
-    try:
-        return _device(read_json(result / "device.json").get("device", "cpu") != "cpu")
-    except StageError:
-        return "cpu"
-
-
-def _on_disk(experiment: Experiment, stage: str, facts: Facts) -> Evidence:
-    """Return the files of the finished blocks, for each block; for a finished stage without blocks, in all."""
-    finished = is_finished(experiment, stage)
-    done = sum(one.get("blocks" if finished else "blocks_done", 0) for one in passes_of(facts).values())
-    used = disk_use(result_folders(experiment.layout, stage)) if done or finished else DiskUse(complete=False)
-    if not used.complete:
-        return Evidence()
-    unit, each = ("blocks", done) if done else ("one", 1)
-    counted = {"bytes_written": used.size_bytes, "files": used.files}
-    return Evidence("counted on the disk", rates={name: {unit: n / each} for name, n in counted.items()})
-
-
-def _measured(name: str, facts: Facts, found: Facts) -> Evidence:
-    """Return what was measured of a pass, or why nothing was."""
+def _evidence(found: Facts, name: str, facts: Facts) -> Evidence:
+    """Return what a block of a pass or some iterations took, or why nothing was measured."""
     if not found or "not known" in found:
         return Evidence(found.get("not known", ""))
+    if found.get("pass", name) != name:
+        return Evidence("its later passes need the earlier ones")
+    device = "gpu" if found.get("device", "cpu") != "cpu" else "cpu"
     on = ", ".join(str(word) for word in (found.get("host"), found.get("device_name", found.get("device"))) if word)
-    device = _device(str(found.get("device", "cpu")) != "cpu")
-    peaks = {RSS: found.get("peak_rss_mib"), VRAM: found.get("device_peak_mib")}
-    rates = {number: {"one": mib * MIB} for number, mib in peaks.items() if mib is not None}
+    rates = {number: {"one": found[peak] * 2**20} for number, peak in PEAKS.items() if found.get(peak) is not None}
     if "it_per_s" in found:
         rates["seconds"] = {"iterations": 1 / found["it_per_s"]}
-        several = ", one process of several, which wait for the slowest" if facts.get("processes", 1) > 1 else ""
-        return Evidence(f"{found['iteration']} iterations measured on {on}", device, rates, several)
-    if found.get("pass", name) != name:
-        return Evidence(f"the pass {name} needs those before it")
-    rates |= {n: {"voxels": found[n] / found["voxels"]} for n in AMOUNTS if found.get(n) is not None}
-    return Evidence(f"one block measured on {on}", device, rates)
+        several = "what" not in found and facts.get("processes", 1) > 1
+        alone = ", one process of several, which wait for the slowest" if several else ""
+        return Evidence(found.get("what") or f"{found['iteration']} iterations measured on {on}", device, rates, alone)
+    amounts = [number for number in ("seconds", *OF_ANY_DEVICE) if found.get(number) is not None]
+    rates |= {number: {"voxels": found[number] / found["voxels"]} for number in amounts}
+    return Evidence(found.get("what") or f"one block measured on {on}", device, rates)
 
 
 @cache
@@ -222,20 +185,7 @@ def machines() -> Sequence[Facts]:
     return found
 
 
-def gpu_lines(experiment: Experiment) -> Iterator[str]:
-    """Yield what the GPUs of this machine will do, and what a measured one did; nothing without one, or on the CPU."""
-    out, problem = ask_program(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
-    names = out.splitlines() if not problem and experiment.compute.device != "cpu" else []
-    if names:
-        precision = experiment.tables.get("predict", {}).get("precision", "auto")
-        chosen = (
-            f"predict in {'fp16' if precision == 'auto' else precision}, trainings in bf16 (before Ampere: float32)"
-        )
-        yield f"GPU here: {len(names)} x {names[0]}: {chosen}"
-        yield from (f"  measured on {one['name']}: {one['reached']}" for one in machines() if "reached" in one)
-
-
-def _table(stage: str, name: str, facts: Facts, job: Job) -> Iterator[Evidence]:
+def _machines(stage: str, name: str, facts: Facts, job: Job) -> Iterator[Evidence]:
     """Yield the rows of the shipped table for a pass; of GPUs only the one whose type the jobs ask for, if they do."""
     key = f"{stage}.{name}" if name and stage != "predict" else stage
     if stage in TRAININGS:
@@ -249,34 +199,28 @@ def _table(stage: str, name: str, facts: Facts, job: Job) -> Iterator[Evidence]:
             yield Evidence(f"table of machines: {machine['name']}", machine["device"], rates, at_least)
 
 
-def volumes_of(facts: Facts) -> list[Facts]:
-    """Return the volumes in the plan of prepare."""
-    return [volume for volume in facts.values() if isinstance(volume, dict) and "bytes_expected" in volume]
+def gpu_lines(experiment: Experiment) -> Iterator[str]:
+    """Yield what the GPUs of this machine will do, and what a measured one did; nothing without one, or on the CPU."""
+    out, problem = ask_program(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
+    names = out.splitlines() if not problem and experiment.compute.device != "cpu" else []
+    if names:
+        precision = experiment.tables.get("predict", {}).get("precision", "auto")
+        chosen = "fp16" if precision == "auto" else precision
+        yield f"GPU here: {len(names)} x {names[0]}: predict in {chosen}, trainings in bf16 (before Ampere: float32)"
+        yield from (f"  measured on {one['name']}: {one['reached']}" for one in machines() if "reached" in one)
 
 
-def measure(experiment: Experiment, stages: Sequence[str], ask: Ask) -> dict[str, Facts]:
-    """Measure a block or some steps of each stage, one stage after another, in a temporary folder beside the results.
-
-    For a stage that cannot run yet, the result is {"not known": why}.
-    """
-    with storage_errors(experiment.layout.root):
-        folder = Path(tempfile.mkdtemp(prefix=".measure-", dir=experiment.layout.root))
-    try:
-        return {stage: _ask_to_measure(experiment, stage, folder / stage, ask) for stage in stages}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _ask_to_measure(experiment: Experiment, stage: str, folder: Path, ask: Ask) -> Facts:
-    LOG.info("%s: a block or some steps are measured", stage)
-    try:
-        answer = ask(stage, [*stage_arguments("measure", experiment), "--into", str(folder)])
-    except StageError as error:
-        answer = error.as_dict()
-    shutil.rmtree(folder, ignore_errors=True)
+def measure(experiment: Experiment, stage: str, ask: Ask) -> Facts:
+    """Measure a block or some steps of a stage in a temporary folder; {"not known": why} if it cannot run yet."""
+    root = experiment.layout.root
+    with storage_errors(root), tempfile.TemporaryDirectory(prefix=".measure-", dir=root) as folder:
+        try:
+            answer = ask(stage, [*stage_arguments("measure", experiment), "--into", str(Path(folder) / stage)])
+        except StageError as error:
+            answer = error.as_dict()
     if "exit_code" not in answer:
         return dict(answer)
     if answer["exit_code"] == MissingInput.exit_code:  # it will be made by the chain
         return {"not known": f"nothing can be measured yet: {answer['what']}"}
-    fix = answer.get("fix")
-    return {"not known": f"not measured: {answer['what']}" + (f" ({fix})" if fix else "")}
+    fix = f" ({answer['fix']})" if answer.get("fix") else ""
+    return {"not known": f"not measured: {answer['what']}{fix}"}

@@ -10,7 +10,6 @@ from typing import Any
 from lsdflow_contract.experiment import BLOCK_STAGES, GPU_STAGES, Experiment
 from lsdflow_launch.slurm.table import cluster_of, job_settings, memory_bytes, time_limit_s
 
-LOCAL = "this machine"
 _GPU_RESOURCES = re.compile(r"(^|,)(gpu|shard|mps)\b")
 
 
@@ -18,11 +17,11 @@ _GPU_RESOURCES = re.compile(r"(^|,)(gpu|shard|mps)\b")
 class Job:
     """The jobs that compute a stage, `count` at a time. None: no limit, or not known.
 
-    device: where their networks run, "cpu" or "gpu". gpus: of each job. gpu_type: as SLURM names it. stage_limit_s: of
-    the whole stage, whose coordinator has `coordinator_cores`.
+    device: where their networks run, "cpu" or "gpu". gpus: of each job. gpu_type: as SLURM names it. time_limit_s: for
+    a block. stage_limit_s: for the whole stage with all its restarts; its coordinator has `coordinator_cores`.
     """
 
-    partition: str = LOCAL
+    partition: str = "this machine"
     count: int = 1
     cores: int = 1
     device: str = "cpu"
@@ -34,31 +33,23 @@ class Job:
     stage_limit_s: float | None = None
 
 
-def jobs_of(experiment: Experiment, stage: str, facts: Mapping[str, Any], *, on_slurm: bool, workers: int = 0) -> Job:
-    """Return the jobs of a stage with the plan `facts`; of a stage with blocks `workers` jobs, if that is not 0.
-
-    Raises ConfigError (78) for a wrong [cluster].
-    """
-    return (_slurm_job if on_slurm else _local_job)(experiment, stage, facts, workers)
-
-
-def _local_job(experiment: Experiment, stage: str, facts: Mapping[str, Any], workers: int) -> Job:
+def local_job(experiment: Experiment, stage: str, facts: Mapping[str, Any], workers: int = 0) -> Job:
+    """Return the workers of a stage with the plan `facts` on this machine; workers: of a stage with blocks."""
     compute, on_gpu = experiment.compute, str(facts.get("device", "")).startswith("cuda")
     device = "gpu" if on_gpu else "cpu"
     if stage in BLOCK_STAGES:
         count = workers or (1 if compute.runner == "serial" else compute.workers)
-        if on_gpu:  # a GPU has one worker
-            count = min(count, int(facts.get("gpus", 1)))
+        count = min(count, int(facts.get("gpus", 1))) if on_gpu else count  # a GPU has one worker
         return Job(count=count, cores=compute.threads_per_worker, device=device, gpus=int(on_gpu))
     processes = int(facts.get("processes") or 1)
     return Job(cores=int(facts.get("workers") or 0) + processes, device=device, gpus=processes if on_gpu else 0)
 
 
-def _slurm_job(experiment: Experiment, stage: str, _facts: Mapping[str, Any], workers: int) -> Job:
+def slurm_job(experiment: Experiment, stage: str, workers: int = 0) -> Job:
+    """Return the jobs of a stage on the cluster; workers: of a stage with blocks. Raises ConfigError (78)."""
     table, device = cluster_of(experiment), experiment.compute.device
-    settings = job_settings(table, experiment)
-    own = stage.upper().replace("-", "_")
-    job = f"{own}_WORKER" if stage in BLOCK_STAGES else own
+    settings, own, blocks = job_settings(table, experiment), stage.upper().replace("-", "_"), stage in BLOCK_STAGES
+    job = f"{own}_WORKER" if blocks else own
     nodes, gres, partition = (settings.get(f"{job}_{key}", "") for key in ("NODES", "GRES", "PARTITION"))
     gpus = [part.split(":")[1:] for part in gres.split(",") if part.split(":")[0] == "gpu"]
     asked = _GPU_RESOURCES.search(gres) or any(option.startswith("--gpu") for option in table.options)
@@ -66,16 +57,16 @@ def _slurm_job(experiment: Experiment, stage: str, _facts: Mapping[str, Any], wo
     may_have_gpus = asked or partition == table.partition_gpu != table.partition_cpu
     on_gpu = stage in GPU_STAGES and (device.startswith("cuda") or (device == "auto" and may_have_gpus))
     wanted = int(settings.get(f"{own}_WORKERS", 1))
+    at_once = min(wanted, int(settings.get(f"{own}_WORKERS_AT_ONCE", wanted)))
     return Job(
         partition=partition or "default",
-        count=(workers if stage in BLOCK_STAGES else 0)
-        or min(wanted, int(settings.get(f"{own}_WORKERS_AT_ONCE", wanted))),
+        count=(workers if blocks else 0) or at_once,
         cores=int(settings[f"{job}_CPUS"]) * int(nodes or 1),
         device="gpu" if on_gpu else "cpu",
         gpus=sum(int(words[-1]) if words and words[-1].isdigit() else 1 for words in gpus) * int(nodes or 1),
         gpu_type=next((words[0] for words in gpus if words and not words[0].isdigit()), ""),
         memory_bytes=memory_bytes(settings[f"{job}_MEM"]),
-        time_limit_s=time_limit_s(settings[f"{job}_TIME"]),
-        coordinator_cores=int(settings[f"{own}_CPUS"]) if stage in BLOCK_STAGES else 0,
-        stage_limit_s=time_limit_s(settings[f"{own}_TIME"]),
+        time_limit_s=time_limit_s(settings[f"{job}_TIME"]) - table.warn_s,
+        coordinator_cores=int(settings[f"{own}_CPUS"]) if blocks else 0,
+        stage_limit_s=(table.max_restarts + 1) * (time_limit_s(settings[f"{own}_TIME"]) - table.warn_s),
     )

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -26,29 +26,14 @@ from lsdflow_launch.commands import Ask
 from lsdflow_launch.descriptions import plans_of
 from lsdflow_launch.disk import SPARE, FreeSpace, free_space
 from lsdflow_launch.output import duration, size
-from lsdflow_launch.planning.evidence import (
-    RSS,
-    VRAM,
-    Evidence,
-    Facts,
-    Quantity,
-    evidence_of,
-    first_known,
-    is_finished,
-    measure,
-    passes_of,
-    speed_of_training,
-    total,
-    volumes_of,
-)
-from lsdflow_launch.planning.jobs import Job, jobs_of
-from lsdflow_launch.slurm.table import SiteTable, cluster_of
+from lsdflow_launch.planning import evidence as known
+from lsdflow_launch.planning.evidence import RSS, VRAM, Evidence, Facts, Quantity, first_known, total
+from lsdflow_launch.planning.jobs import Job, local_job, slurm_job
 
-PRICES_FILE = "prices.toml"
 FIXED, TOTAL, DISK = "fixed", "total", "disk"
 LEFT = ("cpu_hours", "gpu_hours", "walltime_s", "bytes_written", "files")
-PLANNED = ("blocks", "voxels", "iterations")
 CHUNK_VOX = 64
+Price = Annotated[float | None, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -71,7 +56,7 @@ class StageEstimate:
 
 
 def estimate(
-    stage: str, facts: Facts, evidence: Callable[[str], Sequence[Evidence]], job: Job, *, finished: bool
+    stage: str, facts: Facts, evidence: Mapping[str, Sequence[Evidence]], job: Job, *, finished: bool
 ) -> StageEstimate:
     """Return all numbers of a stage. facts: its plan. evidence: for each pass by its name."""
     units = units_of(stage, facts)
@@ -79,30 +64,34 @@ def estimate(
     if nothing or not units:
         why = Quantity(None, str(nothing or facts.get("not known yet") or "its blocks are not known yet"))
         return StageEstimate({"seconds": why, "walltime_s": why}, 0.0 if finished or nothing else 1.0)
-    known = {name: evidence(name) for name in units}
 
     def of_passes(number: str) -> list[Quantity]:
         """Return a number of each pass."""
-        return [first_known(known[name], number, one, job) for name, one in units.items()]
+        return [first_known(evidence[name], number, one, job) for name, one in units.items()]
 
-    whole, seconds = _sum_of(units), _at_most(total(of_passes("seconds")), facts.get("max_minutes"))
-    numbers = {name: Quantity(whole[name], f"{stage} plan") for name in PLANNED if name in whole}
+    whole, blocks = next(iter(units.values())), sum(one.get("blocks", 0) for one in units.values())
+    planned = {"blocks": blocks, "voxels": whole.get("voxels"), "iterations": whole.get("iterations")}
+    numbers = {name: Quantity(amount, f"{stage} plan") for name, amount in planned.items() if amount}
+    seconds, minutes = total(of_passes("seconds")), facts.get("max_minutes")
+    if minutes is not None and (seconds.value is None or seconds.value > 60 * minutes):
+        seconds = Quantity(60 * float(minutes), "its limit, max_minutes")
     numbers |= {"seconds": seconds, "walltime_s": seconds}
     numbers |= {number: total(of_passes(number)) for number in ("bytes_written", "files")}
     numbers |= {number: max(of_passes(number), key=lambda q: q.value or 0) for number in (RSS, VRAM)}
-    numbers |= {} if job.device == "gpu" else {VRAM: Quantity(0, "no GPU is used")}
-    if stage in BLOCK_STAGES:
+    if blocks:
         at_a_time = min(job.count, max(one["blocks"] for one in units.values()))
         parts = (seconds.times(1 / at_a_time), of_passes("outside")[0])
         numbers["walltime_s"] = total(parts) if seconds.value is not None else seconds
-        numbers["seconds_per_block"] = seconds.times(1 / whole["blocks"])
-        numbers["bytes_read"] = total(of_passes("bytes_read"))
+        numbers |= {"seconds_per_block": seconds.times(1 / blocks), "bytes_read": total(of_passes("bytes_read"))}
     coordinator = [numbers["walltime_s"].times(job.coordinator_cores)] if job.coordinator_cores else []
     numbers["cpu_hours"] = total([seconds.times(job.cores), *coordinator]).times(1 / 3600)
-    no_gpu = Quantity(None, "its share of a GPU is not known") if job.device == "gpu" else Quantity(0, "no GPU is used")
-    numbers["gpu_hours"] = seconds.times(job.gpus / 3600) if job.gpus else no_gpu
-    done = whole["done"] / whole["all"] if whole["all"] else 0.0
-    return StageEstimate(numbers, 0.0 if finished else max(0.0, 1 - done))
+    if job.device == "cpu" and not job.gpus:
+        numbers |= dict.fromkeys((VRAM, "gpu_hours"), Quantity(0, "no GPU is used"))
+    else:
+        shared = Quantity(None, "its share of a GPU is not known")
+        numbers["gpu_hours"] = seconds.times(job.gpus / 3600) if job.gpus else shared
+    amount, done = (sum(one[name] for one in units.values()) for name in ("all", "done"))
+    return StageEstimate(numbers, 0.0 if finished else 1 - done / amount if amount else 1.0)
 
 
 def units_of(stage: str, facts: Facts) -> dict[str, Facts]:
@@ -111,25 +100,24 @@ def units_of(stage: str, facts: Facts) -> dict[str, Facts]:
     The unit `one` does not grow. {} if the amounts are not known yet.
     """
     if stage == "prepare":
-        volumes = volumes_of(facts)
+        volumes = [volume for volume in facts.values() if isinstance(volume, dict) and "bytes_expected" in volume]
         expected = sum(v["bytes_expected"] for v in volumes)
-        amounts = {"bytes_expected": expected, "voxels": sum(math.prod(v["shape_vox"]) for v in volumes)}
         done = sum(v["bytes_expected"] for v in volumes if v.get("done"))
-        return {"": {**amounts, "chunks": sum(map(_chunks, volumes)), "one": 1, "all": expected, "done": done}}
+        voxels, chunks = sum(math.prod(v["shape_vox"]) for v in volumes), sum(map(_chunks, volumes))
+        return {"": {"bytes_expected": expected, "voxels": voxels, "chunks": chunks, "all": expected, "done": done}}
     if "max_iteration" in facts:
         wanted = facts["max_iteration"] or 0
         work = wanted * facts.get("multiply_adds", 0) / int(facts.get("processes") or 1)
-        known = {name: amount for name, amount in (("iterations", wanted), ("multiply_adds", work)) if amount}
-        return {"": {**known, "one": 1, "all": wanted, "done": facts.get("done_iterations") or 0}}
-    if "blocks" not in facts:
-        return {}
-    tables = facts.get("tables", 0)
-    return {name: {**_of_blocks(one), "tables": tables} for name, one in passes_of(facts).items()}
+        amounts = {name: amount for name, amount in (("iterations", wanted), ("multiply_adds", work)) if amount}
+        return {"": {**amounts, "one": 1, "all": wanted, "done": facts.get("done_iterations") or 0}}
+    passes = known.passes_of(facts) if "blocks" in facts else {}
+    return {name: {**_units_of_blocks(one), "tables": facts.get("tables", 0)} for name, one in passes.items()}
 
 
-def _of_blocks(facts: Facts) -> Facts:
-    blocks, read = facts["blocks"], facts.get("voxels_read_with_context", facts["voxels"])
-    return {**facts, "voxels_of_a_block": read / blocks, "one": 1, "all": blocks, "done": facts.get("blocks_done", 0)}
+def _units_of_blocks(facts: Facts) -> Facts:
+    of_a_block = facts.get("voxels_read_with_context", facts["voxels"]) / facts["blocks"]
+    share = {"all": facts["blocks"], "done": facts.get("blocks_done", 0)}
+    return {**facts, **share, "voxels_of_a_block": of_a_block, "one": 1}
 
 
 def _chunks(volume: Facts) -> int:
@@ -138,34 +126,21 @@ def _chunks(volume: Facts) -> int:
     return chunks * (3 if volume.get("labelled") else 1)
 
 
-def _sum_of(units: Mapping[str, Facts]) -> Facts:
-    """Return the units of all passes together: their blocks are added, and each pass has all voxels."""
-    first = next(iter(units.values()))
-    return {**first, **{n: sum(one[n] for one in units.values()) for n in ("all", "done", "blocks") if n in first}}
-
-
-def _at_most(seconds: Quantity, minutes: float | None) -> Quantity:
-    """Return the seconds of a training, at most its limit."""
-    if minutes is None or (seconds.value is not None and seconds.value <= 60 * minutes):
-        return seconds
-    return Quantity(60 * float(minutes), "its limit, max_minutes")
-
-
 class Offer(StrictModel):
-    """The prices of one hour or month; None: not known."""
+    """Prices of a core and of a GPU for an hour, of 10^9 bytes for a month, and of a month whatever is computed."""
 
-    cpu_hour: float | None = Field(default=None, ge=0, description="price of one core for one hour")
-    gpu_hour: float | None = Field(default=None, ge=0, description="price of one GPU for one hour")
-    gb_month: float | None = Field(default=None, ge=0, description="price of 10^9 bytes for one month")
-    fixed_month: float = Field(default=0.0, ge=0, description="price of one month, whatever is computed")
+    cpu_hour: Price = None
+    gpu_hour: Price = None
+    gb_month: Price = None
+    fixed_month: float = Field(default=0.0, ge=0)
 
 
 class Prices(StrictModel):
-    """prices.toml."""
+    """prices.toml: a label, how many months the results are kept, and one table for each offer."""
 
-    currency: str = Field(default="", description="name of the currency")
-    months_kept: float = Field(default=1.0, ge=0, description="how many months the results are kept")
-    offers: dict[str, Offer] = Field(description="one table for each offer")
+    currency: str = ""
+    months_kept: float = Field(default=1.0, ge=0)
+    offers: dict[str, Offer]
 
 
 def read_prices(experiment: Experiment, named: Path | None) -> Prices | None:
@@ -173,20 +148,20 @@ def read_prices(experiment: Experiment, named: Path | None) -> Prices | None:
 
     Raises MissingInput (66) for a named file that does not exist, ConfigError (78) for a wrong one.
     """
-    path = named or experiment.path.parent / PRICES_FILE
-    if not path.is_file():
-        if named is not None:
-            raise MissingInput("no such file of prices", where=named)
-        return None
-    return replace(experiment, path=path, tables={"prices": read_toml(path)}).table("prices", Prices)
+    path = named or experiment.path.parent / "prices.toml"
+    if path.is_file():
+        return replace(experiment, path=path, tables={"prices": read_toml(path)}).table("prices", Prices)
+    if named is not None:
+        raise MissingInput("no such file of prices", where=named)
+    return None
 
 
 def costs_of(prices: Prices, estimates: Mapping[str, StageEstimate]) -> dict[str, dict[str, Quantity]]:
     """Return by offer the cost of each stage (hours that are left, months of all its bytes), the fixed one, and all."""
-    found = {}
+    months, found = prices.months_kept, {}
     for name, offer in prices.offers.items():
-        parts = {stage: _cost_of(offer, prices.months_kept, e) for stage, e in estimates.items()}
-        parts[FIXED] = Quantity(offer.fixed_month * prices.months_kept, f"{prices.months_kept:g} months")
+        parts = {stage: _cost_of(offer, months, estimated) for stage, estimated in estimates.items()}
+        parts[FIXED] = Quantity(offer.fixed_month * months, f"{months:g} months")
         found[name] = {**parts, TOTAL: total(parts.values())}
     return found
 
@@ -248,11 +223,11 @@ class Plan:
 def make_plan(
     experiment: Experiment,
     ask: Ask,
-    *,
     prices: Prices | None = None,
     on_slurm: bool | None = None,
     volume_shape: Vox3 | None = None,
     workers: int = 0,
+    *,
     measured: bool = False,
 ) -> Plan:
     """Run `plan` of all stages, measure if requested, and estimate every stage.
@@ -263,65 +238,52 @@ def make_plan(
     on_slurm = experiment.uses_cluster if on_slurm is None else on_slurm
     here = plans_of(experiment, ask)
     facts = here if volume_shape is None else plans_of(experiment, ask, volume_shape)
-    found = measure(experiment, _stages_to_measure(experiment, here), ask) if measured else {}
-    jobs = {s: jobs_of(experiment, s, wanted, on_slurm=on_slurm, workers=workers) for s, wanted in facts.items()}
-    estimates = {}
+    estimates, jobs = dict[str, StageEstimate](), dict[str, Job]()
     for stage, wanted in facts.items():
-        evidence = evidence_of(experiment, stage, here[stage], found.get(stage, {}), jobs[stage])
-        finished = is_finished(experiment, stage) and (volume_shape is None or stage in TRAININGS)
-        estimates[stage] = estimate(stage, wanted, evidence, jobs[stage], finished=finished)
+        on_cluster = slurm_job(experiment, stage, workers) if on_slurm else None
+        job = jobs[stage] = on_cluster or local_job(experiment, stage, wanted, workers)
+        # A training that has begun reports its own speed.
+        can_run = "blocks" in here[stage] or here[stage].get("done_iterations") == 0
+        found = known.measure(experiment, stage, ask) if measured and can_run else {}
+        names = units_of(stage, wanted)
+        evidence = {name: known.evidence_of(experiment, stage, name, here[stage], found, job) for name in names}
+        finished = known.is_finished(experiment, stage) and (volume_shape is None or stage in TRAININGS)
+        estimates[stage] = estimate(stage, wanted, evidence, job, finished=finished)
     costs, currency = (costs_of(prices, estimates), prices.currency) if prices else ({}, "")
     plan = Plan(facts, estimates, jobs, free_space(experiment.layout.root), on_slurm, costs, currency)
-    return replace(plan, warnings=[*_warnings_of(experiment, plan)])
-
-
-def _stages_to_measure(experiment: Experiment, facts: Mapping[str, Facts]) -> list[str]:
-    """Return the stages that can compute a block or a step now; a training that has begun reports its own speed."""
-    left = {stage: plan for stage, plan in facts.items() if not is_finished(experiment, stage)}
-    steps = [s for s, plan in left.items() if "max_iteration" in plan and not speed_of_training(experiment, s)]
-    return [*steps, *(stage for stage, plan in left.items() if "blocks" in plan)]
-
-
-def _warnings_of(experiment: Experiment, plan: Plan) -> Iterator[PlanWarning]:
-    """Yield warnings about the limits that a run of this plan would reach."""
-    yield from _disk_warnings(plan)
-    for stage, estimated in plan.estimates.items():
-        per_block, limit = estimated["seconds_per_block"].value, experiment.compute.block_timeout_s
-        if estimated.share_left and per_block is not None and per_block > limit:
-            what = f"a block takes {duration(per_block)}, compute.block_timeout_s is {duration(limit)}"
-            yield PlanWarning(stage, what, f"compute.block_timeout_s = {10 * per_block:.0f}")
-        if estimated.share_left and plan.on_slurm:
-            yield from _job_warnings(cluster_of(experiment), stage, estimated, plan.jobs[stage])
+    timeout_s = experiment.compute.block_timeout_s
+    return replace(plan, warnings=[*_disk_warnings(plan), *_limit_warnings(plan, timeout_s)])
 
 
 def _disk_warnings(plan: Plan) -> Iterator[PlanWarning]:
     needed, files, disk = plan.left("bytes_written"), plan.left("files"), plan.disk
-    fix = "free some space, put the experiment on a larger disk, or choose a part of the volume with roi"
-    if needed.value is not None and needed.value * SPARE > disk.free_bytes:
+    if _above(needed, disk.free_bytes / SPARE):
         what = f"{_about(needed, size)} are still to be written, {size(disk.free_bytes)} are free"
-        yield PlanWarning(DISK, what, fix, certain=needed.value > disk.free_bytes)
-    if files.value is not None and disk.free_files is not None and files.value > disk.free_files:
+        fix = "free some space, put the experiment on a larger disk, or choose a part of the volume with roi"
+        yield PlanWarning(DISK, what, fix, certain=_above(needed, disk.free_bytes))
+    if _above(files, disk.free_files):
         what = f"{files.value:.0f} files are still to be made, {disk.free_files} may be"
         yield PlanWarning(DISK, what, "larger blocks make fewer files; or ask for more inodes", certain=True)
 
 
-def _job_warnings(table: SiteTable, stage: str, estimated: StageEstimate, job: Job) -> Iterator[PlanWarning]:
-    walltime, limit, key = estimated.left("walltime_s"), job.stage_limit_s, f"cluster.{stage}.time"
-    if walltime.value is not None and limit and walltime.value > limit - table.warn_s:
-        what = f"{_about(walltime, duration)} of work, {key} is {duration(limit)}: the job comes back "
-        if walltime.value <= (table.max_restarts + 1) * (limit - table.warn_s):
-            yield PlanWarning(stage, f"{what}into the queue and resumes", f"{key} or more workers")
-        else:
-            what += f"{table.max_restarts} times, which is not enough"
-            yield PlanWarning(stage, what, f"more of {key}, or cluster.max_restarts")
-    of_jobs = f"cluster.{stage}.{'worker_' if stage in BLOCK_STAGES else ''}"
-    block, rss = estimated["seconds_per_block"].value, estimated[RSS].value
-    if block is not None and job.time_limit_s and block > job.time_limit_s - table.warn_s:
-        what = f"a block takes {duration(block)}, a worker has {duration(job.time_limit_s)}: no block is ever done"
-        yield PlanWarning(stage, what, f"more of {of_jobs}time, or smaller blocks")
-    if rss is not None and job.memory_bytes and rss > job.memory_bytes:
-        what = f"a worker needs {size(rss)}, it asks for {size(job.memory_bytes)}"
-        yield PlanWarning(stage, what, f"more of {of_jobs}mem, or smaller blocks")
+def _limit_warnings(plan: Plan, block_timeout_s: float) -> Iterator[PlanWarning]:
+    """Yield a warning for each limit of blocks and jobs that the rest of the run would exceed."""
+    for stage, estimated in plan.estimates.items():
+        job, of_jobs = plan.jobs[stage], f"cluster.{stage}.{'worker_' if stage in BLOCK_STAGES else ''}"
+        block, work = estimated["seconds_per_block"], estimated.left("walltime_s")
+        for what, needed, limit, text, key in (
+            ("a block", block, block_timeout_s, duration, "compute.block_timeout_s"),
+            ("a block", block, job.time_limit_s, duration, f"{of_jobs}time"),
+            ("a worker", estimated[RSS], job.memory_bytes, size, f"{of_jobs}mem"),
+            ("its work", work, job.stage_limit_s, duration, f"cluster.{stage}.time, with all restarts,"),
+        ):
+            if estimated.share_left and limit is not None and _above(needed, limit):
+                more = f"{what} needs {_about(needed, text)}, {key} allows {text(limit)}"
+                yield PlanWarning(stage, more, "allow more, or use smaller blocks or more workers")
+
+
+def _above(quantity: Quantity, limit: float | None) -> bool:
+    return limit is not None and quantity.value is not None and quantity.value > limit
 
 
 def _about(quantity: Quantity, text: Any) -> str:
