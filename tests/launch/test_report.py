@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_launch.report import refreshed_report, watch
+from lsdflow_launch.report import refreshed_report
 
 FAKE = """#!{python}
 import json, sys
@@ -90,25 +90,6 @@ def test_without_the_command_evaluate_a_run_continues(experiment: Experiment, mo
     monkeypatch.setattr("lsdflow_launch.report.WRITER", "no-such-command")
     with refreshed_report(experiment, every_s=0.01):
         time.sleep(0.1)
-
-
-def test_watching_ends_with_a_page_that_is_not_loaded_again(
-    experiment: Experiment, evaluate: Callable[..., list[list[str]]]
-) -> None:
-    evaluate(0)
-    waits: list[float] = []
-
-    def wait(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 2:
-            raise KeyboardInterrupt
-
-    watch(experiment, 30.0, wait)
-    assert waits == [30.0, 30.0]
-    assert ["--refresh" in call for call in evaluate()] == [True, True, False]
-    evaluate(75)
-    watch(experiment, 30.0, wait)
-    assert ["--refresh" in call for call in evaluate()[3:]] == [True, False], "Ctrl-C while a report is written"
 
 
 def test_lsdflow_report_counts_nothing_and_cite_names_the_paper(

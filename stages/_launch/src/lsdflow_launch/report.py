@@ -11,8 +11,7 @@ import logging
 import os
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -20,7 +19,7 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_command.processes import LAUNCHER_VARIABLE, tied_to_this_process
 from lsdflow_contract.citations import REFERENCES, SOFTWARE, bibtex
-from lsdflow_contract.errors import Interrupted, StageError
+from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, read_manifest
@@ -39,11 +38,6 @@ LIMIT_S = 600.0
 NICENESS = 10
 
 
-def report_now(experiment: Experiment, refresh_s: float | None = None) -> int:
-    """Write the report; return the exit code of the command."""
-    return run_stage(WRITER, report_arguments(experiment, refresh_s))
-
-
 def scores_are_current(layout: ExperimentLayout) -> bool:
     """Return False if a result from the prediction on was made after its scores, according to the manifests' inputs."""
     manifests = {stage: manifest for stage in SCORED if (manifest := _manifest(layout, stage)) is not None}
@@ -60,15 +54,6 @@ def _manifest(layout: ExperimentLayout, stage: str) -> Manifest | None:
         return read_manifest(layout, stage)
     except StageError:
         return None
-
-
-def watch(experiment: Experiment, every_s: float, wait: Callable[[float], object]) -> None:
-    """Write the report repeatedly until `wait` is interrupted, then once more without the reload of browsers."""
-    with contextlib.suppress(KeyboardInterrupt):
-        # Ctrl-C while a report is written ends its process with exit code 75.
-        while report_now(experiment, every_s) != Interrupted.exit_code:
-            wait(every_s)
-    report_now(experiment)
 
 
 @contextlib.contextmanager
@@ -125,23 +110,15 @@ def add_report_verbs(app: typer.Typer) -> None:
     @app.command()
     def report(
         folder: Folder,
-        again: Annotated[bool, typer.Option("--watch", help="write the report again and again, until Ctrl-C")] = False,
-        every_s: Annotated[
-            float, typer.Option("--every", min=5, help="with --watch: seconds between reports")
-        ] = EVERY_S,
         override: Set = None,
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
         """Write the report from the present results, at any time; computes no new scores."""
-        code = 0
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, override or [])
             with stdout_for_json(as_json):
-                if again:
-                    watch(experiment, every_s, time.sleep)
-                else:
-                    code = report_now(experiment)
+                code = run_stage(WRITER, report_arguments(experiment))
             scored = scores_are_current(experiment.layout)
             if as_json:
                 print_answer(result_facts(experiment, code, scored=scored), "", as_json)
