@@ -19,7 +19,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_launch.init.demo import make_demo
 from lsdflow_launch.report import scores_are_current
-from lsdflow_launch.run import Ending, ending_of, runs_of
+from lsdflow_launch.run import Ending, ending_of
 from lsdflow_launch.status import status_of
 
 REFUSED = "train-lsd.backend"
@@ -133,16 +133,14 @@ def test_scores_are_not_current_when_anything_before_them_was_recomputed(experim
     assert not scores_are_current(experiment.layout)
 
 
-def test_the_stage_that_ended_a_chain_is_the_first_of_this_chain_that_did_not_end_well(experiment: Experiment) -> None:
+def test_the_error_of_the_stage_that_ended_a_chain_is_that_of_its_newest_run(experiment: Experiment) -> None:
     chain = ("watershed", "agglomerate", "segment")
     _ended(experiment, "watershed", "20260101T000000-1", 73)
-    before = runs_of(experiment, chain)
-    # None of the runs is of this chain: the first ended before it had a folder.
-    assert ending_of(experiment, chain, 78, before) == Ending("watershed")
-    _ended(experiment, "watershed", "20260101T000001-1", 0)
+    # Its run in this chain ended before it had a folder.
+    assert ending_of(experiment, chain, 78, "watershed") == Ending("watershed")
     _ended(experiment, "agglomerate", "20260101T000002-1", 74)
-    assert ending_of(experiment, chain, 74, before) == Ending("agglomerate", {"what": "ended"})
-    assert ending_of(experiment, chain, 0, before) == Ending()
+    assert ending_of(experiment, chain, 74, "agglomerate") == Ending("agglomerate", {"what": "ended"})
+    assert ending_of(experiment, chain, 0) == Ending()
 
 
 def test_of_jobs_that_were_followed_only_a_stage_with_the_code_of_the_chain_is_believed(experiment: Experiment) -> None:

@@ -37,10 +37,9 @@ from lsdflow_launch.report import refreshed_report
 from lsdflow_launch.slurm.follow import run_on_slurm
 from lsdflow_launch.slurm.jobs import refuse_if_known_to_be_queued
 from lsdflow_launch.slurm.table import cluster_of
-from lsdflow_launch.status import outcome_of, progress_of
+from lsdflow_launch.status import newest_run, outcome_of, progress_of
 
 BACKENDS = ("local", "container", "slurm")
-Runs = frozenset[Path]
 DEFAULT_CONTAINERS = ContainerOptions()
 FIRST_STEPS = (
     "First time here: lsdflow demo demo && lsdflow run demo",
@@ -50,8 +49,10 @@ FIRST_STEPS = (
 )
 
 
-def run_on(backend: str, experiment: Experiment, first: str, last: str, options: ContainerOptions) -> int:
-    """Run the stages `first` to `last` on a backend. Returns the exit code of the first that failed, else 0.
+def run_on(backend: str, experiment: Experiment, first: str, last: str, options: ContainerOptions) -> tuple[str, int]:
+    """Run the stages `first` to `last` on a backend. Returns the first that failed and its exit code, else "" and 0.
+
+    Of jobs of a cluster only the exit code is known.
 
     Raises UsageError (2) for an unknown backend or stage, OutputConflict (73) if another command works on the
     experiment; and the errors of Containers.check before anything runs.
@@ -63,13 +64,13 @@ def run_on(backend: str, experiment: Experiment, first: str, last: str, options:
     stages = stages_of(experiment, first, last)
     with refreshed_report(experiment):
         if backend == "slurm":
-            return _follow_on_slurm(experiment, first, last)
+            return "", _follow_on_slurm(experiment, first, last)
         with experiment_lock(experiment.layout):
             if backend == "local":
-                return Chain(experiment, stages).run()
+                return Chain(experiment, stages).first_failure()
             containers = Containers(experiment, options.engine, options.sifs, options.network)
             containers.check(stages)
-            return Chain(experiment, stages, caller=containers).run()
+            return Chain(experiment, stages, caller=containers).first_failure()
 
 
 def _follow_on_slurm(experiment: Experiment, first: str, last: str) -> int:
@@ -95,25 +96,16 @@ class Ending:
     error: dict[str, Any] | None = None
 
 
-def runs_of(experiment: Experiment, stages: Sequence[str]) -> Runs:
-    """Return the folders of all runs of `stages` that have begun."""
-    found = (path for stage in stages for path in experiment.layout.stage_runs(stage).glob("*/config.resolved.json"))
-    return frozenset(path.parent for path in found)
+def ending_of(experiment: Experiment, stages: Sequence[str], code: int, failed: str = "") -> Ending:
+    """Return the stage that ended a chain of `stages` with `code`, and its error, if its newest run reports this code.
 
-
-def ending_of(experiment: Experiment, stages: Sequence[str], code: int, before: Runs | None = None) -> Ending:
-    """Return the stage that ended a chain of `stages` with `code`: the first that failed or left no outcome.
-
-    before: the runs that existed when the chain began. None if not known, as for jobs that were followed; then only a
-    stage that ended with `code` counts.
+    failed: that stage; if it is not known, as for jobs that were followed, the first that ended with `code` is taken.
     """
-    for stage in stages if code else ():
-        new = runs_of(experiment, [stage]) - (before or frozenset())
-        outcome = outcome_of(max(new, key=lambda folder: folder.name)) if new else {}
-        if outcome.get("exit_code") != 0:
-            known = before is not None or outcome.get("exit_code") == code
-            return Ending(stage, outcome.get("error")) if known else Ending()
-    return Ending()
+    for stage in ((failed,) if failed else stages) if code else ():
+        outcome = outcome_of(newest_run(experiment, stage, refused=True))
+        if outcome.get("exit_code") == code:
+            return Ending(stage, outcome.get("error"))
+    return Ending(failed)
 
 
 @dataclass(frozen=True)
@@ -200,9 +192,8 @@ def add_run_verb(app: typer.Typer) -> None:
                 if ended.error is not None:
                     code = int(ended.error["exit_code"])
                 else:
-                    before = None if backend == "slurm" else runs_of(experiment, stages)
-                    code = run_on(backend, experiment, first, last, containers)
-                    ended = ending_of(experiment, stages, code, before)
+                    failed, code = run_on(backend, experiment, first, last, containers)
+                    ended = ending_of(experiment, stages, code, failed)
             scored = code == 0 and LAST in stages
             steps = next_steps(experiment, code, RunOptions(backend, first, last, containers))
             if as_json:
