@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("gunpowder")
 
 from lsdflow_contract.checkpoint import Bundle, Kind, read_bundle
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.geometry import Box, Vox3
-from lsdflow_contract.manifest import Writer
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import Writer, read_manifest
 from lsdflow_network.shapes import context_vox
+from lsdflow_train_lsd.cli import app as train_lsd
 from lsdflow_training.config import AffinityTrainingConfig
 from lsdflow_training.data.pipeline import Source
 from lsdflow_training.data.volumes import TrainingVolume, source_problems
 from lsdflow_training.resolve import resolve_settings
 from lsdflow_training.settings import TrainingSettings
+from lsdflow_training.testing import micro_experiment, micro_volume
 
 THIN: Vox3 = (20, 512, 512)
 THICK_NM = (30.0, 6.0, 6.0)
@@ -71,3 +76,39 @@ def test_general_is_the_recipe_of_the_networks_that_come_with_lsdflow(tmp_path: 
         assert settings.predict_input_vox == bundle.predict_input_shape_vox
         assert settings.average_decay is None
         assert settings.validation_fraction > 0
+
+
+@pytest.mark.parametrize(
+    ("profile", "sections", "option", "labelled", "held_out"),
+    [
+        ("tiny", 160, "", 1.0, 16),
+        ("tiny", 150, "", 1.0, 0),
+        ("tiny", 40, "", 1.0, 0),
+        ("tiny", 40, "train-lsd.validation_fraction=0.1", 1.0, 4),
+        ("tiny", 160, "train-lsd.validation_fraction=0", 1.0, 0),
+        ("tiny", 160, "train-lsd.input_shape_vox=[172,28,28]", 1.0, 0),
+        ("tiny", 160, "", 0.4, 0),
+        ("general", 40, "", 1.0, 4),
+    ],
+)
+def test_sections_are_held_out_where_a_volume_is_deep_enough_and_the_rest_can_be_trained(
+    tmp_path: Path, profile: str, sections: int, option: str, labelled: float, held_out: int
+) -> None:
+    toml, layout = micro_experiment(tmp_path), ExperimentLayout(tmp_path)
+    micro_volume(layout.training_volume("micro"), (sections, 24, 24))
+    prepared = read_manifest(layout, "prepare")
+    prepared.facts["volumes"]["training/micro"]["trained_fraction"] = labelled
+    prepared.write(layout)
+    words = ["--experiment", str(toml), "--json", "--set", f"experiment.profile={profile}"]
+    words += ["--set", option] if option else []
+    plan = json.loads(CliRunner().invoke(train_lsd, ["plan", *words]).stdout)
+    assert plan["regions"]["micro"]["held_out_sections"] == held_out
+    assert json.loads(CliRunner().invoke(train_lsd, ["validate", *words]).stdout) == []
+
+
+def test_a_training_says_that_nothing_is_held_out_of_a_thin_volume(tmp_path: Path) -> None:
+    toml, layout = micro_experiment(tmp_path), ExperimentLayout(tmp_path)
+    assert CliRunner().invoke(train_lsd, ["run", "--experiment", str(toml)]).exit_code == 0
+    (log,) = layout.stage_runs("train-lsd").glob("*/log.txt")
+    assert "nothing is held out" in log.read_text()
+    assert read_manifest(layout, "train-lsd").facts["validation_fraction"] == 0

@@ -19,6 +19,7 @@ from lsdflow_training.data.volumes import (
     TrainingVolume,
     chosen_volumes,
     common_voxel_size,
+    labelled_sections,
     make_sources,
     mask_problems,
     prepared_probabilities,
@@ -55,6 +56,7 @@ def _problems(
     problems: list[StageError] = [*installed, *lsds_problems(config.lsd_engine)]
     known, missing = _or_error(lambda: known_volumes(experiment, config))
     size, differ = _or_error(lambda: common_voxel_size(known[0])) if known else (None, None)
+    sections = labelled_sections(known[0], read_manifest(experiment.layout, "prepare")) if known else None
     settings, wrong = _or_error(
         lambda: resolve_settings(
             experiment,
@@ -64,6 +66,7 @@ def _problems(
             voxel_size_nm=size or ANY_VOXEL_NM,
             lsd=lsd,
             device=device_of_jobs(experiment, config.backend),
+            sections=sections,
         )
     )
     problems += [error for error in (wrong, missing, differ) if error is not None]

@@ -171,7 +171,7 @@ class TrainingConfig(StrictModel):
         ge=0,
         lt=1,
         description="fraction of each volume, at its end in z, that is held out for validation (default: from the "
-        "profile)",
+        "profile; tiny: 0.1 of volumes that are deep enough, else 0)",
     )
     validation_patches: int = Field(
         default=8, ge=1, le=10_000, description="number of fixed patches over which the validation loss is averaged"

@@ -6,6 +6,9 @@ each ingredient. "general-anisotropic" is the same for thick sections. "snemi3d"
 thick sections such as SNEMI3D's 30 x 6 x 6 nm: the shapes and section-wise augmentation published for CREMI (40 x 4 x
 4 nm; Funke et al. 2018, Sheridan et al. 2022), with mild noise, gamma and blur. "tiny-anisotropic" is "tiny" for thick
 sections and for volumes of few sections: it pools along y and x only, and its finest level has kernels within sections.
+
+All hold out sections for validation and for the choice of checkpoint and threshold; "tiny" only of volumes that are
+deep enough (155 sections, or 95 thick ones).
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ class Profile:
     snapshot_every: int
     # fields of settings.Augmentation whose values differ from the published augmentation of isotropic volumes
     augmentation: Mapping[str, Any] = field(default_factory=dict)
+    # if validation_fraction is fewer sections than this, nothing is held out, unless the experiment file says so
+    fewest_held_out: int = 1
     # kernels by level, the finest first; None: 3, 3, 3 everywhere
     kernels_down: Kernels | None = None
     kernels_up: Kernels | None = None
@@ -84,11 +89,12 @@ TINY = Profile(
     elastic_probability=0.2,
     grow_boundary_vox=1,
     balance_labels=True,
-    validation_fraction=0.0,
+    validation_fraction=0.1,
     validation_every=250,
     checkpoint_every=250,
     keep_checkpoints=2,
     snapshot_every=500,
+    fewest_held_out=16,
 )
 
 
@@ -99,6 +105,7 @@ TINY_ANISOTROPIC = dataclasses.replace(
     kernels_up=(FLAT, CUBES),
     input_shape_vox=(20, 124, 124),
     predict_input_shape_vox=(28, 244, 244),
+    fewest_held_out=10,
 )
 
 GENERAL = dataclasses.replace(
@@ -109,10 +116,10 @@ GENERAL = dataclasses.replace(
     max_iteration={"lsd": 4_000, "acrlsd": 4_000, "mtlsd": 6_000, "affinities": 6_000},
     learning_rate=5e-4,
     elastic_probability=0.5,
-    validation_fraction=0.1,
     validation_every=500,
     checkpoint_every=500,
     keep_checkpoints=4,
+    fewest_held_out=1,
     augmentation={
         "gamma": (0.8, 1.25),
         "noise_probability": 0.2,

@@ -59,10 +59,12 @@ def resolve_settings(
     voxel_size_nm: Nm3,
     lsd: Bundle | None,
     device: str | None = None,
+    sections: int | None = None,
 ) -> TrainingSettings:
     """The complete settings of one training.
 
-    lsd: the LSD bundle of an acrlsd training. device: None = that of [compute].  Raises ConfigError for shapes that
+    lsd: the LSD bundle of an acrlsd training. device: None = that of [compute]. sections: labelled ones of the thinnest
+    volume; None = not known.  Raises ConfigError for shapes that
     the network does not support.
     """
     profile = PROFILES[experiment.common.profile]
@@ -70,6 +72,7 @@ def resolve_settings(
     anisotropic = max(voxel_size_nm) / min(voxel_size_nm) > ANISOTROPY_FROM
     device, ranks = device or choose_device(experiment.compute.device, config.backend), ranks_of_environment(os.environ)
     distribution = resolve_distribution(config, device, ranks)
+    shapes_vox = _shapes(config, profile, unet, lsd)
     # each task of SLURM has its own cores; processes of torchrun share the cores of their task
     sharing = distribution.processes * (ranks.local_world_size if "RANK" in os.environ else 1)
     workers, threads = _workers_and_threads(config, sharing)
@@ -79,14 +82,14 @@ def resolve_settings(
         kind=kind,
         unet=unet,
         outputs=outputs,
-        shapes=_shapes(config, profile, unet, lsd),
+        shapes=shapes_vox,
         predict_input_vox=_predict_input(config, profile, unet),
         targets=_targets(config, profile, kind, voxel_size_nm, lsd),
         augmentation=_augmentation(config, profile, anisotropic),
         schedules=_schedules(config, profile, kind),
         seed=experiment.common.seed,
         min_masked=0.0 if config.sparse_labels else config.min_masked,
-        validation_fraction=_or(config.validation_fraction, profile.validation_fraction),
+        validation_fraction=_held_out(config, profile, sections, shapes_vox.output_vox[0]),
         num_workers=workers,
         cache_size=config.cache_size,
         threads=threads,
@@ -113,6 +116,17 @@ def resolve_settings(
         if config.initial_weights is None
         else find_initial_weights(experiment.resolve(config.initial_weights), unet, outputs),
     )
+
+
+def _held_out(config: TrainingConfig, profile: Profile, sections: int | None, output_sections: int) -> float:
+    """The fraction that is set, or that of the profile; 0 if that would be too few sections, or leave too few."""
+    if config.validation_fraction is not None or sections is None:
+        return _or(config.validation_fraction, profile.validation_fraction)
+    if profile.fewest_held_out > 1:
+        held_out = round(sections * profile.validation_fraction)
+        if held_out < profile.fewest_held_out or sections - held_out < output_sections:
+            return 0.0
+    return profile.validation_fraction
 
 
 def choose_device(wanted: str, backend: str) -> str:

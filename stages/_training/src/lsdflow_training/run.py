@@ -40,6 +40,7 @@ from lsdflow_training.data.volumes import (
     Source,
     chosen_volumes,
     common_voxel_size,
+    labelled_sections,
     make_sources,
     prepared_probabilities,
     source_problems,
@@ -104,7 +105,10 @@ def resolve_training(
     volumes = chosen_volumes(experiment.layout, config, tuple(probabilities))
     device = device_of_jobs(experiment, config.backend) if experiment.descriptions else None
     size_nm = common_voxel_size(volumes)
-    settings = resolve_settings(experiment, config, stage, kind, voxel_size_nm=size_nm, lsd=lsd, device=device)
+    sections = labelled_sections(volumes, made)
+    settings = resolve_settings(
+        experiment, config, stage, kind, voxel_size_nm=size_nm, lsd=lsd, device=device, sections=sections
+    )
     return Training(experiment, config, settings, make_sources(volumes, config, settings, probabilities), inputs)
 
 
@@ -144,6 +148,8 @@ def run_training(training: Training, lsd: Any = None) -> None:
     problems += source_problems(training.sources, settings)
     if problems:
         raise problems[0]
+    if training.config.validation_fraction is None and settings.validation_fraction == 0:
+        LOG.info("%s: nothing is held out (validation_fraction): too few labelled sections", settings.stage)
     if training.config.backend == "tensorflow":
         _train_with_tensorflow(training, lsd)
         return

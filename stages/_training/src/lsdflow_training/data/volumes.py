@@ -23,6 +23,7 @@ from lsdflow_training.config import TrainingConfig
 from lsdflow_training.settings import TrainingSettings
 
 _TRAINING = "training/"  # prefix of training volumes in the facts of prepare
+MOSTLY_LABELLED = 0.5
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,14 @@ def common_voxel_size(volumes: Sequence[TrainingVolume]) -> Nm3:
                 fix="name those of one voxel size in volumes, or resample the others yourself before prepare",
             )
     return first.voxel_size_nm
+
+
+def labelled_sections(volumes: Sequence[TrainingVolume], prepared: Manifest) -> int:
+    """Sections of the thinnest volume; 0 if most of a volume is ignored: its end may hold all of its labels."""
+    facts = prepared.facts.get("volumes", {})
+    if any(facts.get(f"{_TRAINING}{v.name}", {}).get("trained_fraction", 1.0) < MOSTLY_LABELLED for v in volumes):
+        return 0
+    return min(volume.labels.shape_vox[0] for volume in volumes)
 
 
 def make_sources(
