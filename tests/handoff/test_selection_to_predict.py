@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +15,15 @@ import torch
 import zarr
 
 from lsdflow_command.stage import load_stage
-from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, UNetSpec, read_best, write_best
+from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, UNetSpec, bundle_folder, read_best, read_bundle, write_best
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import membrane_raw, voronoi_labels
 from lsdflow_launch.checkpoint_selection.region import region_of
 from lsdflow_launch.checkpoint_selection.selection import Selection
+from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.run import run_chain
 from lsdflow_network.bundle import save_bundle
 from lsdflow_network.unet import UNet
 
@@ -121,7 +124,9 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     nothing = leave_checkpoint(loaded, 20, loss=0.1, seeing=False)
     best = BestCheckpoint(iteration=20, weights_sha256=nothing.weights_sha256, validation_loss=0.1)
     write_best(loaded.layout.best_checkpoint(STAGE), best)
-    Manifest(writer=Writer.of(STAGE), key="k", config={}, inputs={}, outputs={}, identity="i").write(loaded.layout)
+    nothing_else: dict[str, Any] = {"config": {}, "inputs": {}, "outputs": {}, "identity": "i"}
+    facts = {"validation_fraction": 0.5}
+    Manifest(writer=Writer.of(STAGE), key="k", facts=facts, **nothing_else).write(loaded.layout)
     return loaded
 
 
@@ -154,3 +159,26 @@ def test_the_command_asks_the_training_for_the_region_and_computes_nothing_twice
     assert "best: iteration 10" in done.stdout
     assert f"held out: a z[{SHAPE_VOX[0] - HELD_OUT}:{SHAPE_VOX[0]}]" in done.stdout
     assert table.stat().st_mtime_ns == before
+
+
+def test_a_run_chooses_before_predict_and_segment_takes_the_threshold_of_the_held_out_sections(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LSDFLOW_BIN", str(BIN))
+    layout, calls = experiment.layout, list[str]()
+    nothing = read_bundle(bundle_folder(layout.checkpoints(STAGE), 20))
+    write_best(layout.best_checkpoint(STAGE), BestCheckpoint(iteration=20, weights_sha256=nothing.weights_sha256))
+
+    def call(stage: str, arguments: Sequence[str]) -> int:
+        calls.append(stage)
+        return run_here(stage, arguments)
+
+    stages = ("predict", "watershed", "agglomerate", "segment")
+    assert run_chain(experiment, stages, call, ask_stage) == 0
+    best, facts = read_best(layout.best_checkpoint(STAGE)), read_manifest(layout, "segment").facts
+    assert (best.iteration, best.chosen_by, facts["advice"]["method"]) == (10, "voi", "network")
+    assert best.calibration is not None
+    assert facts["threshold"] == best.calibration.thresholds[facts["merge_function"]]
+    calls.clear()
+    assert run_chain(experiment, stages, call, lambda *_: pytest.fail("it was chosen before")) == 0
+    assert tuple(calls) == stages

@@ -15,7 +15,17 @@ import pytest
 from typer.testing import CliRunner
 
 from lsdflow_command.experiment_lock import experiment_lock
-from lsdflow_contract.checkpoint import BUNDLE_JSON, WEIGHTS, Bundle, Calibration, UNetSpec, bundle_folder, read_best
+from lsdflow_contract.checkpoint import (
+    BUNDLE_JSON,
+    WEIGHTS,
+    BestCheckpoint,
+    Bundle,
+    Calibration,
+    UNetSpec,
+    bundle_folder,
+    read_best,
+    write_best,
+)
 from lsdflow_contract.errors import BadData, ConfigError, Interrupted, MissingInput, OutputConflict, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
@@ -24,6 +34,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.sealing import write_sealed
 from lsdflow_launch.checkpoint_selection import selection as selection_module
+from lsdflow_launch.checkpoint_selection.automatic import may_select, select_before_predict
 from lsdflow_launch.checkpoint_selection.region import base_text, find_region, region_of
 from lsdflow_launch.checkpoint_selection.selection import Selection, run_folder
 from lsdflow_launch.cli import app
@@ -61,9 +72,10 @@ voi_limit = 1.5
 REGION = region_of("a", FACTS)
 
 
-def leave_manifest(experiment: Experiment, stage: str, **inputs: str) -> None:
+def leave_manifest(experiment: Experiment, stage: str, held_out: float = 0.0, **inputs: str) -> None:
     """The manifest of a finished stage."""
     facts: dict[str, Any] = {"key": "k", "config": {}, "outputs": {}, "identity": f"{stage}-1"}
+    facts["facts"] = {"validation_fraction": held_out}
     Manifest(writer=Writer.of(stage), inputs=inputs, **facts).write(experiment.layout)
 
 
@@ -174,6 +186,12 @@ def test_without_a_held_out_end_the_region_is_described_as_trained_on() -> None:
     assert whole.words.startswith("trained on: a")
     large = region_of("a", {**FACTS, "labels_shape_vox": [400, 512, 512], "held_out_sections": 0})
     assert large.box == Box((346, 5, 0), (64, 512, 512))
+
+
+def test_the_region_is_the_middle_of_a_large_held_out_end() -> None:
+    large = region_of("a", {**FACTS, "labels_shape_vox": [400, 2048, 1024], "held_out_sections": 32})
+    assert large.box == Box((378, 517, 256), (32, 1024, 512))
+    assert large.held_out
 
 
 def test_the_region_comes_from_the_training(experiment: Experiment) -> None:
@@ -554,9 +572,9 @@ def test_scores_of_other_volumes_regions_and_modes_are_kept_apart(experiment: Ex
     assert len({*found, folder_of(experiment)}) == 5
 
 
-def test_the_region_of_huge_sections_is_one_section() -> None:
+def test_the_region_of_huge_sections_is_the_middle_of_one_section() -> None:
     huge = region_of("a", {**FACTS, "labels_shape_vox": [80, 5000, 5000], "held_out_sections": 0})
-    assert huge.box == Box((89, 5, 0), (1, 5000, 5000))
+    assert huge.box == Box((89, 457, 452), (1, 4096, 4096))
 
 
 @pytest.mark.parametrize(
@@ -602,3 +620,59 @@ def test_the_options_of_the_command_reach_the_selection(
     for options in ((), ("--every", "20", "--volume", "b"), ("--follow", "--keep")):
         assert CliRunner().invoke(app, ["select-checkpoint", folder, *options]).exit_code == 5
     assert made == [("update", "a", 1, False), ("update", "b", 20, False), ("follow", "a", 1, True)]
+
+
+@pytest.fixture
+def trained(experiment: Experiment) -> Experiment:
+    """Trained, with sections held out; the training chose iteration 30 by its loss."""
+    best = BestCheckpoint(iteration=30, weights_sha256=hashlib.sha256(b"weights of 30").hexdigest())
+    write_best(experiment.layout.best_checkpoint(STAGE), best)
+    leave_manifest(experiment, STAGE, held_out=0.1)
+    return load_experiment(experiment.path, ["predict.checkpoint=best"])
+
+
+def plan_of_the_training(_stage: str, _arguments: Sequence[str]) -> Any:
+    return {"regions": {"a": FACTS}}
+
+
+def test_before_predict_a_checkpoint_is_chosen_once(trained: Experiment) -> None:
+    caller = StandIn({10: 2.0, 20: 1.0, 30: 1.5})
+    assert select_before_predict(trained, caller, plan_of_the_training) == 0
+    best = read_best(trained.layout.best_checkpoint(STAGE))
+    assert (best.iteration, best.chosen_by, caller.checked) == (20, "voi", [10, 20, 30])
+    assert best.calibration is not None
+    assert select_before_predict(trained, again := StandIn({}), lambda *_: pytest.fail("asked again")) == 0
+    assert again.calls == []
+
+
+def test_an_interrupted_choice_before_predict_ends_the_run_and_resumes(trained: Experiment) -> None:
+    voi = {10: 2.0, 20: 1.0, 30: 1.5}
+    assert select_before_predict(trained, StandIn(voi, codes={"watershed": 75}), plan_of_the_training) == 75
+    assert read_best(trained.layout.best_checkpoint(STAGE)).iteration == 30
+    assert select_before_predict(trained, again := StandIn(voi), plan_of_the_training) == 0
+    assert again.calls[0] == (10, "watershed")
+    assert read_best(trained.layout.best_checkpoint(STAGE)).iteration == 20
+
+
+def test_a_choice_before_predict_that_fails_leaves_that_of_the_training_and_says_so(
+    trained: Experiment, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = StandIn({10: 2.0, 20: 1.0, 30: 1.5}, codes={"segment": 79})
+    assert select_before_predict(trained, failing, plan_of_the_training) == 0
+    assert "exit code 79" in caplog.text
+    no_labels = {"regions": {"a": {**FACTS, "labels_shape_vox": [0, 0, 0]}}}
+    assert select_before_predict(trained, StandIn({}), lambda *_: no_labels) == 0
+    assert "no labels" in caplog.text
+    best = read_best(trained.layout.best_checkpoint(STAGE))
+    assert (best.iteration, best.chosen_by) == (30, "loss")
+
+
+def test_nothing_is_chosen_before_predict_without_held_out_sections_or_with_a_checkpoint_of_the_user(
+    trained: Experiment,
+) -> None:
+    of_user = load_experiment(trained.path, ["predict.checkpoint=10"])
+    assert [may_select(e) for e in (trained, of_user)] == [True, False]
+    leave_manifest(trained, STAGE, held_out=0.0)
+    assert select_before_predict(trained, StandIn({}), lambda *_: pytest.fail("asked")) == 0
+    all_trained = load_experiment(trained.path, [f"{STAGE}.validation_fraction=0"])
+    assert [may_select(e, after_training=True) for e in (trained, all_trained, of_user)] == [True, False, False]

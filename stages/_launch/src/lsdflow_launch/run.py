@@ -27,7 +27,8 @@ from lsdflow_contract.errors import (
 )
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_experiment
 from lsdflow_launch.chain import LAST, Chain, first_stage, stages_of
-from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.checkpoint_selection.automatic import select_before_predict
+from lsdflow_launch.commands import Ask, Call, ask_stage, run_stage
 from lsdflow_launch.images.container import ContainerOptions, Containers, choose_ask
 from lsdflow_launch.init.template import require_known_keys
 from lsdflow_launch.options import Debug, Engine, First, Folder, Images, Json, Last, Network, Set
@@ -67,10 +68,22 @@ def run_on(backend: str, experiment: Experiment, first: str, last: str, options:
             return "", _follow_on_slurm(experiment, first, last)
         with experiment_lock(experiment.layout):
             if backend == "local":
-                return Chain(experiment, stages).first_failure()
+                return run_chain(experiment, stages, run_stage, ask_stage)
             containers = Containers(experiment, options.engine, options.sifs, options.network)
             containers.check(stages)
-            return Chain(experiment, stages, caller=containers).first_failure()
+            return run_chain(experiment, stages, containers, containers.ask)
+
+
+def run_chain(experiment: Experiment, stages: tuple[str, ...], caller: Call, ask: Ask) -> tuple[str, int]:
+    """Run the stages; before predict, choose the checkpoint where the network was not trained.
+
+    Returns the first stage that failed and its exit code, else "" and 0.
+    """
+    begin = stages.index("predict") if "predict" in stages else len(stages)
+    stage, code = Chain(experiment, stages[:begin], caller).first_failure()
+    if code == 0 and begin < len(stages):
+        code = select_before_predict(experiment, caller, ask)
+    return (stage, code) if code else Chain(experiment, stages[begin:], caller).first_failure()
 
 
 def _follow_on_slurm(experiment: Experiment, first: str, last: str) -> int:

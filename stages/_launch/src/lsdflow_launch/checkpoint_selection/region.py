@@ -1,6 +1,6 @@
 """The base of a selection: a region of a training volume as target, the experiment's post-processing settings.
 
-The region is the held-out end of a training volume; without one, its last sections:
+The region is the held-out end of a training volume (its middle, if it is large); without one, its last sections:
 
 z ->
 +-----------------------------+----------+
@@ -16,6 +16,7 @@ network that predicts nothing would not be penalised.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ from lsdflow_launch.commands import Ask, error_of
 from lsdflow_launch.init.template import toml_value
 
 STAGE = "train-acrlsd"
-# For a volume without a held-out end: enough for some neurons, computed within minutes.
-MOST_TRAINED_VOX = 1 << 24
+# Enough for some neurons, computed within minutes.
+MOST_VOX = 1 << 24
 Tables = dict[str, dict[str, Any]]
 OF_THE_TARGET = {
     "predict": ("checkpoint", "lsd_checkpoint", "setup", "roi", "mask", "store_lsds"),
@@ -97,14 +98,17 @@ def find_region(experiment: Experiment, volume: str | None, ask: Ask) -> Region:
 
 
 def region_of(volume: str, facts: Mapping[str, Any]) -> Region:
-    """Return the held-out sections at the end in z; if there are none, the last ones with up to 2^24 voxels."""
+    """Return the middle of the held-out sections at the end, or else of the last ones: up to 2^24 voxels."""
     begin, shape = _three(facts["labels_begin_vox"]), _three(facts["labels_shape_vox"])
     held_out = int(facts["held_out_sections"])
     section_vox = shape[1] * shape[2]
     if section_vox * shape[0] == 0:
         raise BadData("the training volume has no labels", where=volume, fix="name another one: --volume")
-    sections = held_out or min(shape[0], max(1, MOST_TRAINED_VOX // section_vox))
-    box = Box((begin[0] + shape[0] - sections, *begin[1:]), (sections, *shape[1:]))
+    sections = held_out or min(shape[0], max(1, MOST_VOX // section_vox))
+    share = min(1.0, math.sqrt(MOST_VOX / (sections * section_vox)))
+    y, x = (max(1, int(share * edge)) for edge in shape[1:])
+    corner = (begin[1] + (shape[1] - y) // 2, begin[2] + (shape[2] - x) // 2)
+    box = Box((begin[0] + shape[0] - sections, *corner), (sections, y, x))
     return Region(volume, Box((0, 0, 0), _three(facts["raw_shape_vox"])), box, held_out > 0)
 
 

@@ -117,6 +117,16 @@ class Containers:
             LOG.error("%s could not start the container of %s", command[0], stage)
         return code
 
+    def ask(self, stage: str, arguments: Sequence[str]) -> Any:
+        """Run a stage command that prints JSON; return the parsed answer. Raises StageError if it gives none."""
+        command = self.command(stage, arguments)
+        with tied_to_this_process() as stdin:
+            done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=False)
+        try:
+            return json.loads(done.stdout)
+        except json.JSONDecodeError as error:
+            raise StageError(f"{stage} gave no answer in its image", found=done.stderr.strip()[-2000:]) from error
+
     def _network(self) -> str:
         """Return the network: none, unless a mongo store is used, which may run on this host."""
         if self.experiment.store.engine != "mongo":
@@ -162,16 +172,5 @@ def choose_ask(experiment: Experiment) -> Ask:
     except MissingInput:
         if shutil.which(cluster_of(experiment).singularity) is None:
             raise
-        containers = Containers(experiment, "singularity")
-        return lambda stage, arguments: _ask_container(containers, stage, arguments)
+        return Containers(experiment, "singularity").ask
     return ask_stage
-
-
-def _ask_container(containers: Containers, stage: str, arguments: Sequence[str]) -> Any:
-    command = containers.command(stage, arguments)
-    with tied_to_this_process() as stdin:
-        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=False)
-    try:
-        return json.loads(done.stdout)
-    except json.JSONDecodeError as error:
-        raise StageError(f"{stage} gave no answer in its image", found=done.stderr.strip()[-2000:]) from error

@@ -7,6 +7,7 @@ can do the same with a file.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import shutil
 import subprocess
@@ -25,6 +26,8 @@ from lsdflow_contract.errors import ConfigError, MissingInput, UsageError
 from lsdflow_contract.experiment import BLOCK_STAGES, STAGES, Experiment, load_experiment
 from lsdflow_contract.manifest import record_for_later_jobs
 from lsdflow_launch.chain import first_stage, stages_of
+from lsdflow_launch.checkpoint_selection.automatic import may_select
+from lsdflow_launch.checkpoint_selection.region import STAGE
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.images.engines import mounts_of, uri_file_of
@@ -35,6 +38,7 @@ from lsdflow_launch.slurm.dry_run import missing_for_jobs, rows_of_jobs, show_jo
 from lsdflow_launch.slurm.jobs import cancel_submission, newest_submission, refuse_if_queued, submitted_jobs
 from lsdflow_launch.slurm.table import cluster_of, job_settings, require_block_stage
 
+LOG = logging.getLogger("lsdflow.run")
 WRAPPERS_VARIABLE = "LSDFLOW_WRAPPERS"
 # Nothing is expanded in a line KEY='value'; only these characters could end it or break sbatch's file patterns.
 FORBIDDEN = ("'", "\n", "\r", "\0")
@@ -116,7 +120,13 @@ def submit_chain(experiment: Experiment, first: str, last: str, *, dry_run: bool
     """
     if not dry_run:
         require_idle(experiment.layout)
-    settings = settings_text(experiment, stages_of(experiment, first, last))
+    stages = stages_of(experiment, first, last)
+    if "predict" in stages and may_select(experiment, after_training=STAGE in stages):
+        LOG.warning(
+            "jobs do not choose a checkpoint and a threshold on the sections that the training holds out. To use that "
+            "choice: `lsdflow select-checkpoint DIR` after the training, then `lsdflow submit DIR --from predict`"
+        )
+    settings = settings_text(experiment, stages)
     options = ["--settings", "-", "--from", first, "--to", last]
     code = _pipeline(experiment, options, settings, dry_run)
     submission = newest_submission(experiment)
