@@ -15,7 +15,15 @@ import torch
 import zarr
 
 from lsdflow_command.stage import load_stage
-from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, UNetSpec, bundle_folder, read_best, read_bundle, write_best
+from lsdflow_contract.checkpoint import (
+    BestCheckpoint,
+    Bundle,
+    UNetSpec,
+    bundle_folder,
+    read_best,
+    read_bundle,
+    write_best,
+)
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
@@ -52,6 +60,8 @@ validation_fraction = 0.5
 block_shape = "24 vox"
 context = "8 vox"
 min_seed_distance_vox = 6
+[agglomerate]
+merge_functions = ["hist_quant_75", "mean"]
 [segment]
 thresholds_step = 0.1
 """
@@ -145,7 +155,7 @@ def test_the_better_network_by_labels_that_count_is_chosen_and_predict_takes_it(
     manifest = read_manifest(experiment.layout, "predict")
     assert manifest.inputs["network"] == best.weights_sha256
     assert best.calibration is not None
-    assert list(best.calibration.thresholds) == ["hist_quant_75"]
+    assert list(best.calibration.thresholds) == ["hist_quant_75", "mean"]
 
 
 def test_the_command_asks_the_training_for_the_region_and_computes_nothing_twice(experiment: Experiment) -> None:
@@ -178,7 +188,12 @@ def test_a_run_chooses_before_predict_and_segment_takes_the_threshold_of_the_hel
     best, facts = read_best(layout.best_checkpoint(STAGE)), read_manifest(layout, "segment").facts
     assert (best.iteration, best.chosen_by, facts["advice"]["method"]) == (10, "voi", "network")
     assert best.calibration is not None
+    assert facts["merge_function"] == best.merge_function
     assert facts["threshold"] == best.calibration.thresholds[facts["merge_function"]]
+    other = next(name for name in best.calibration.thresholds if name != best.merge_function)
+    load_stage("segment").run(load_experiment(experiment.path, [f"segment.merge_function={other}"]))
+    asked_for = read_manifest(layout, "segment").facts
+    assert (asked_for["merge_function"], asked_for["threshold"]) == (other, best.calibration.thresholds[other])
     calls.clear()
     assert run_chain(experiment, stages, call, lambda *_: pytest.fail("it was chosen before")) == 0
     assert tuple(calls) == stages

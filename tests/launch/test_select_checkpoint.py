@@ -31,7 +31,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import Manifest, Writer
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.sealing import write_sealed
 from lsdflow_launch.checkpoint_selection import selection as selection_module
 from lsdflow_launch.checkpoint_selection.automatic import may_select, select_before_predict
@@ -130,6 +130,11 @@ class StandIn:
         (folder / "luts" / stage).touch()
         network = json.loads((checkpoint / BUNDLE_JSON).read_text())["weights_sha256"] if stage == "predict" else ""
         leave_manifest(run, stage, **({"network": network} if network else {}))
+        if stage == "segment":
+            lowest = {"mean": {"threshold": 0.4, "voi": 0.9}, "median": {"threshold": 0.2, "voi": 0.8}}
+            segment = read_manifest(run.layout, stage)
+            segment.facts["lowest_voi"] = lowest
+            segment.write(run.layout)
         if stage == "evaluate":
             self._score(folder, iteration)
         return 0
@@ -292,13 +297,16 @@ def test_every_checkpoint_is_a_run_and_the_lowest_voi_becomes_the_best(experimen
     best = read_best(experiment.layout.best_checkpoint(STAGE))
     assert (best.iteration, best.chosen_by, best.voi, best.validation_loss) == (20, "voi", 1.0, 0.1)
     assert best.weights_sha256 == hashlib.sha256(b"weights of 20").hexdigest()
-    assert best.calibration == Calibration(thresholds={"mean": 0.4}, voxels=8 * 30 * 50, on=REGION.words)
+    thresholds = {"mean": 0.4, "median": 0.2}
+    assert best.calibration == Calibration(thresholds=thresholds, voxels=8 * 30 * 50, on=REGION.words)
+    assert best.merge_function == "median", "the lower VOI of its run"
 
 
 def test_no_threshold_is_kept_that_was_chosen_on_trained_sections(experiment: Experiment) -> None:
     trained = replace(REGION, held_out=False)
     assert Selection(experiment, trained, caller=StandIn({10: 2.0, 20: 1.0, 30: 1.5})).update() == 0
-    assert read_best(experiment.layout.best_checkpoint(STAGE)).calibration is None
+    best = read_best(experiment.layout.best_checkpoint(STAGE))
+    assert (best.calibration, best.merge_function) == (None, None)
 
 
 def test_a_finished_run_leaves_its_report_and_no_arrays_unless_kept(experiment: Experiment) -> None:

@@ -98,6 +98,17 @@ def test_the_threshold_of_select_checkpoint_is_used_also_if_it_was_chosen_after_
     assert chosen_by(experiment) == (0.5, "network")
 
 
+def test_the_merge_function_of_select_checkpoint_is_used_if_it_has_edges_and_none_is_set(make_experiment: Make) -> None:
+    experiment = calibrated(make_experiment("a", truth=False), hist_quant_75=0.3)
+    best = BestCheckpoint(iteration=1, weights_sha256="network", chosen_by="voi", merge_function="median")
+    write_best(experiment.layout.best_checkpoint("train-acrlsd"), best)
+    assert chosen_by(experiment) == (0.3, "network")
+    assert read_manifest(experiment.layout, "segment").facts["merge_function"] == "hist_quant_75"
+    write_best(experiment.layout.best_checkpoint("train-acrlsd"), best.model_copy(update={"merge_function": "mean"}))
+    Segment().run(experiment)
+    assert read_manifest(experiment.layout, "segment").facts["merge_function"] == "mean"
+
+
 def test_without_truth_the_threshold_of_the_network_is_chosen(make_experiment: Make) -> None:
     experiment = make_experiment(truth=False)
     assert chosen_by(experiment)[1] == "stability"

@@ -165,7 +165,10 @@ class BestCheckpoint(StrictModel):
         default=None, description="VOI (bits, split + merge) of the small segmentation made with it"
     )
     calibration: Calibration | None = Field(
-        default=None, description="the threshold of that segmentation, if the training had held out its region"
+        default=None, description="the thresholds of that segmentation, if the training had held out its region"
+    )
+    merge_function: str | None = Field(
+        default=None, description="the merge function with the lowest VOI there, of those that agglomerate computes"
     )
 
 

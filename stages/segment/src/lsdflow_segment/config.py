@@ -16,7 +16,8 @@ class SegmentConfig(StrictModel):
     merge_function: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9_]+$",
-        description="merge function whose edges are used (default: the first one of agglomerate)",
+        description="merge function whose edges are used (default: the one that select-checkpoint chose with the "
+        "network, else the first one of agglomerate)",
     )
     thresholds_minmax: tuple[float, float] = Field(
         default=(0.0, 1.0), description="lowest and highest threshold that are computed; a higher threshold merges more"

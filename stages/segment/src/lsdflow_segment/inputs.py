@@ -69,7 +69,10 @@ class SegmentInputs:
 def open_inputs(experiment: Experiment) -> SegmentInputs:
     """Raises MissingInput (66) if an earlier stage has not finished, ConfigError (78) for impossible settings."""
     config, source = experiment.table(STAGE, SegmentConfig), GraphSource.of(experiment.layout)
-    merge_function, grid = source.select(config.merge_function), target_grid(experiment)
+    calibration, best_function = _chosen_with_network(experiment)
+    best_function = best_function if best_function in source.merge_functions else None
+    merge_function, grid = source.select(config.merge_function or best_function), target_grid(experiment)
+    _require_calibration(config, calibration, merge_function)
     fragments = _open_fragments(experiment, grid)
     return SegmentInputs(
         config=config,
@@ -80,16 +83,16 @@ def open_inputs(experiment: Experiment) -> SegmentInputs:
         grid=grid,
         fragments=fragments,
         plan=_plan_blocks(config, grid, fragments.box, fragments.chunk_shape_vox),
-        calibration=_calibration_of(experiment, config, merge_function),
+        calibration=calibration,
     )
 
 
-def _calibration_of(experiment: Experiment, config: SegmentConfig, merge_function: str) -> Calibration | None:
+def _chosen_with_network(experiment: Experiment) -> tuple[Calibration | None, str | None]:
     """The thresholds that suit the network of the affinities: those of select-checkpoint, else those it came with.
 
-    Raises MissingInput (66) if advice = "network" and there is none for this merge function.
+    And the merge function that select-checkpoint chose.
     """
-    found = None
+    found, merge_function = None, None
     if experiment.layout.manifest("predict").exists():
         predict, best = read_manifest(experiment.layout, "predict"), experiment.layout.best_checkpoint("train-acrlsd")
         resolved = predict.config.get("resolved", {})
@@ -97,7 +100,12 @@ def _calibration_of(experiment: Experiment, config: SegmentConfig, merge_functio
         found = None if kept is None else Calibration.model_validate(kept)
         # It may have been chosen after predict had finished.
         if best.exists() and (chosen := read_best(best)).weights_sha256 == predict.inputs.get("network"):
-            found = chosen.calibration or found
+            found, merge_function = chosen.calibration or found, chosen.merge_function
+    return found, merge_function
+
+
+def _require_calibration(config: SegmentConfig, found: Calibration | None, merge_function: str) -> None:
+    """Raise MissingInput (66) if advice = "network" and there is no threshold for this merge function."""
     if config.advice == "network" and (found is None or merge_function not in found.thresholds):
         raise MissingInput(
             "the network of the affinities came without a threshold",
@@ -106,7 +114,6 @@ def _calibration_of(experiment: Experiment, config: SegmentConfig, merge_functio
             found=", ".join(found.thresholds) if found else "none",
             fix='segment.advice = "stability", or segment.threshold = a number',
         )
-    return found
 
 
 def _open_fragments(experiment: Experiment, grid: Geometry) -> Volume:

@@ -81,12 +81,16 @@ class Segment(BlockStage):
         _write_tables(inputs, graph, choice)
         if isinstance(graph, PartitionedGraph):
             _write_mapped_luts(inputs, graph, choice)
+        choices = {choice.merge_function: choice}
         for other in inputs.source.merge_functions:
             if other != inputs.merge_function:
-                _write_tables(inputs, *_choose(inputs, stored, other, None, truth))
+                graph_of_other, choices[other] = _choose(inputs, stored, other, None, truth)
+                _write_tables(inputs, graph_of_other, choices[other])
         manifest = run_task(task)
         sizes = _check_sizes(experiment, task, inputs.fragments.box, graph, choice)
         finished = _with_facts(manifest, inputs, choice, sizes, experiment.layout.root)
+        if truth is not None:
+            finished.facts["lowest_voi"] = {name: choices[name].lowest_voi for name in inputs.source.merge_functions}
         if finished.facts != manifest.facts:
             finished.write(experiment.layout)
         inputs.folders.remove_scratch()

@@ -80,6 +80,11 @@ class ThresholdChoice:
         """All thresholds, ascending."""
         return tuple(f.threshold for f in self.facts)
 
+    @property
+    def lowest_voi(self) -> dict[str, float]:
+        """With truth: the threshold with the smallest VOI (bits), and that VOI."""
+        return {"threshold": self.advice.threshold, "voi": min(map(sum, self.voi))}
+
 
 def thresholds_of(config: SegmentConfig) -> tuple[float, ...]:
     """All thresholds that get a table, ascending and distinct: from min to max, both included if the step meets them,

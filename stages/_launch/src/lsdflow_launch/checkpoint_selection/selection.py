@@ -4,8 +4,9 @@
 2. A sweep whose base segments that region, and whose only axis is the checkpoint. Each run is an experiment, resumes
    after an interruption, and shares the prepared region. The axis grows with the training.
 3. The table of the sweep.
-4. best.json: the checkpoint with the lowest VOI, and its threshold if the region was held out. With --follow, steps 2
-   to 4 are repeated until the training ends.
+4. best.json: the checkpoint with the lowest VOI; if the region was held out, also the threshold of each merge function
+   that agglomerate computes, and which of them has the lowest VOI. With --follow, steps 2 to 4 are repeated until the
+   training ends.
 
 train/train-acrlsd/selection/<settings>/
   base/      the experiment with the region as its target
@@ -46,7 +47,6 @@ from lsdflow_contract.files import storage_errors, write_if_changed
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.sealing import read_sealed
 from lsdflow_launch.chain import LAST
 from lsdflow_launch.checkpoint_selection.region import (
     STAGE,
@@ -298,7 +298,7 @@ class Selection:
                     validation_loss=bundle.validation_loss,
                     chosen_by="voi",
                     voi=row.scores["voi"],
-                    calibration=_calibration(self.region, run),
+                    **_calibrated(self.region, run),
                 )
                 write_best(self.experiment.layout.best_checkpoint(STAGE), best)
                 return
@@ -308,13 +308,18 @@ class Selection:
             )
 
 
-def _calibration(region: Region, run: Path) -> Calibration | None:
-    """Return the threshold of a run; None if the network was trained there, where affinities are sharper."""
-    if not region.held_out:
-        return None
-    scores = read_sealed(ExperimentLayout(run).report / "scores.json", "lsdflow select-checkpoint")
-    thresholds = {str(scores["merge_function"]): float(scores["threshold"])}
-    return Calibration(thresholds=thresholds, voxels=region.box.size, on=region.words)
+def _calibrated(region: Region, run: Path) -> dict[str, Any]:
+    """Return the threshold of each merge function of a run, and the merge function with the lowest VOI.
+
+    Not for a region that was trained: affinities are sharper there.
+    """
+    found = read_manifest(ExperimentLayout(run), "segment").facts.get("lowest_voi")
+    if not region.held_out or not found:
+        return {}
+    thresholds = {name: float(lowest["threshold"]) for name, lowest in found.items()}
+    calibration = Calibration(thresholds=thresholds, voxels=region.box.size, on=region.words)
+    # Of equal ones the first that agglomerate names.
+    return {"calibration": calibration, "merge_function": min(found, key=lambda name: found[name]["voi"])}
 
 
 def run_folder(folder: Path, iteration: int) -> Path:
