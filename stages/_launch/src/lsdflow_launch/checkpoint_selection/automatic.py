@@ -45,7 +45,7 @@ def may_select(experiment: Experiment, *, after_training: bool = False) -> bool:
     if STAGE not in experiment.stages or predict.get("checkpoint", "best") != "best":
         return False
     if after_training:
-        return experiment.tables.get(STAGE, {}).get("validation_fraction") != 0
+        return bool(experiment.tables.get(STAGE, {}).get("validation_fraction") != 0)
     try:
         held_out = bool(read_manifest(layout, STAGE).facts.get("validation_fraction"))
         return held_out and read_best(layout.best_checkpoint(STAGE)).chosen_by != "voi"
