@@ -8,7 +8,7 @@ import dataclasses
 import math
 import os
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from lsdflow_command.machine import available_cores
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD
@@ -47,7 +47,6 @@ OUTPUTS: dict[Kind, dict[str, int]] = {
     "mtlsd": {"lsds": 10, "affs": 3},
     "affinities": {"affs": 3},
 }
-BEFORE_THE_DEVICE = ("ignore_ids", "sparse_labels")  # applied to the data that is read, before either data path
 
 
 def resolve_settings(
@@ -64,8 +63,7 @@ def resolve_settings(
     """The complete settings of one training.
 
     lsd: the LSD bundle of an acrlsd training. device: None = that of [compute]. sections: labelled ones of the thinnest
-    volume; None = not known.  Raises ConfigError for shapes that
-    the network does not support.
+    volume; None = not known.  Raises ConfigError for shapes that the network does not support.
     """
     profile = PROFILES[experiment.common.profile]
     unet = _unet(config, profile, kind)
@@ -95,23 +93,12 @@ def resolve_settings(
         threads=threads,
         device=device,
         precision=config.precision,
-        step=StepOptions(
-            accumulate=config.accumulate,
-            effective_batch=config.accumulate * ranks.world_size * distribution.processes,
-            optimizer=config.optimizer,
-            weight_decay=config.weight_decay,
-            clip_gradient=config.clip_gradient,
-            checkpoint_activations=config.checkpoint_activations,
-        ),
+        step=_step(config, ranks.world_size * distribution.processes),
         distribution=distribution,
         patience=config.patience_iterations,
         average_decay=config.average_decay,
         records=Records(config.profile_steps, checked_uri(config.mlflow), experiment.common.name),
-        pipeline=checked_data_path(
-            config.pipeline,
-            config.lsd_engine,
-            _targets(config, profile, kind, voxel_size_nm, lsd),
-        ),
+        pipeline=checked_data_path(config),
         initial=None
         if config.initial_weights is None
         else find_initial_weights(experiment.resolve(config.initial_weights), unet, outputs),
@@ -127,6 +114,17 @@ def _held_out(config: TrainingConfig, profile: Profile, sections: int | None, ou
         if held_out < profile.fewest_held_out or sections - held_out < output_sections:
             return 0.0
     return profile.validation_fraction
+
+
+def _step(config: TrainingConfig, processes: int) -> StepOptions:
+    return StepOptions(
+        accumulate=config.accumulate,
+        effective_batch=config.accumulate * processes,
+        optimizer=config.optimizer,
+        weight_decay=config.weight_decay,
+        clip_gradient=config.clip_gradient,
+        checkpoint_activations=config.checkpoint_activations,
+    )
 
 
 def choose_device(wanted: str, backend: str) -> str:
@@ -281,29 +279,17 @@ def _or(given: T | None, otherwise: T) -> T:
     return otherwise if given is None else given
 
 
-def checked_data_path(pipeline: DataPath, lsd_engine: str, targets: Any) -> DataPath:
-    """The data path. Raises ConfigError for options that only gunpowder supports.
-
-    targets: those of the training. The device supports their published options: the fields without a default.
-    """
-    if pipeline == "gunpowder":
-        return pipeline
-    unsupported = [f.name for f in dataclasses.fields(targets) if _is_unsupported(targets, f)]
-    unsupported += ["lsd_engine"] if lsd_engine != "lsdflow" else []
-    if unsupported:
+def checked_data_path(config: TrainingConfig) -> DataPath:
+    """The data path. Raises ConfigError for an option that only gunpowder supports."""
+    if config.pipeline != "gunpowder" and config.lsd_engine != "lsdflow":
         raise ConfigError(
             'pipeline = "gpu" does not do all that this training asks for',
             where="pipeline",
-            wanted="these options at their defaults",
-            found=", ".join(sorted(unsupported)),
+            wanted="this option at its default",
+            found="lsd_engine",
             fix='use pipeline = "gunpowder"',
         )
-    return pipeline
-
-
-def _is_unsupported(targets: Any, field: dataclasses.Field[Any]) -> bool:
-    later = field.default is not dataclasses.MISSING and field.name not in BEFORE_THE_DEVICE
-    return bool(later and getattr(targets, field.name) != field.default)
+    return config.pipeline
 
 
 def resolve_distribution(config: TrainingConfig, device: str, ranks: Ranks) -> Distribution:
