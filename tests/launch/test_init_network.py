@@ -241,6 +241,7 @@ def test_a_training_starts_from_the_network_that_fits_or_is_named_and_is_one_of_
     settings = tomllib.loads(text)
     training, unet = settings["train-acrlsd"], read_bundle(tmp_path / "exp" / "networks" / name).unet
     assert training["initial_weights"] == f"networks/{name}"
+    assert training["learning_rate"] == 1e-4
     assert (training["num_fmaps"], training["fmap_inc_factor"]) == (unet.num_fmaps, unet.fmap_inc_factor)
     assert settings["experiment"]["mode"] == "mtlsd"
     assert "checkpoint" not in settings["predict"]

@@ -30,6 +30,7 @@ from lsdflow_launch.init.template import toml_value
 LOG = logging.getLogger("lsdflow.init")
 # Settings of the target by which a network sees its voxels in another way.
 HOW_READ = ("resample_to", "raw_range")
+RATE_OF_TRAINED = 1e-4
 OF_TRAINING = ("experiment.profile", "prepare.training.", "train-lsd.", "train-acrlsd.")
 # Settings of users that want another network than those that come with lsdflow.
 OF_NETWORKS = (
@@ -153,7 +154,11 @@ def _start_choices(start: Start, found: Start) -> tuple[Choice, ...]:
         why = f"the training starts from {network.place}, which comes with lsdflow and was trained on voxels of "
         why += f"{text_of(network.voxel_size_nm)} nm; from random weights: --network none"
     weights = os.path.relpath(folder.resolve(), start.root.resolve())
-    choices = (Choice("train-acrlsd.initial_weights", weights, why),)
+    rate = "a tenth to a fifth of that of random weights: the network keeps what it has learnt from more data"
+    choices = (
+        Choice("train-acrlsd.initial_weights", weights, why),
+        Choice("train-acrlsd.learning_rate", RATE_OF_TRAINED, rate),
+    )
     return choices if start.mode else (Choice("experiment.mode", network.mode, f"that of {network.place}"), *choices)
 
 
