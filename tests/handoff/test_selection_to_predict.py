@@ -184,7 +184,7 @@ def test_a_run_chooses_before_predict_and_segment_takes_the_threshold_of_the_hel
         return run_here(stage, arguments)
 
     stages = ("predict", "watershed", "agglomerate", "segment")
-    assert run_chain(experiment, stages, call, ask_stage) == 0
+    assert run_chain(experiment, stages, call, ask_stage) == ("", 0)
     best, facts = read_best(layout.best_checkpoint(STAGE)), read_manifest(layout, "segment").facts
     assert (best.iteration, best.chosen_by, facts["advice"]["method"]) == (10, "voi", "network")
     assert best.calibration is not None
@@ -195,5 +195,5 @@ def test_a_run_chooses_before_predict_and_segment_takes_the_threshold_of_the_hel
     asked_for = read_manifest(layout, "segment").facts
     assert (asked_for["merge_function"], asked_for["threshold"]) == (other, best.calibration.thresholds[other])
     calls.clear()
-    assert run_chain(experiment, stages, call, lambda *_: pytest.fail("it was chosen before")) == 0
+    assert run_chain(experiment, stages, call, lambda *_: pytest.fail("it was chosen before")) == ("", 0)
     assert tuple(calls) == stages
