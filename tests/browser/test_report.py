@@ -141,7 +141,7 @@ def test_the_block_map_distinguishes_done_failed_and_missing_blocks(reports: dic
 def test_pictures_are_there_and_have_words_for_those_who_do_not_see_them(reports: dict[str, Path], visit: Any) -> None:
     visit.page.goto((reports["finished"] / "index.html").as_uri())
     images = visit.page.locator("img")
-    assert images.count() >= 18 + 1
+    assert images.count() == 3 * 5 + 2  # planes x layers, the largest segments, the blocks of watershed
     for image in images.all():
         assert (image.get_attribute("alt") or "").strip()
         assert image.evaluate("image => image.complete && image.naturalWidth > 0")
