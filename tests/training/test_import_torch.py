@@ -273,6 +273,7 @@ BAD = {
     "no voxel size": (lambda f: saved(f, Model("lsd")), ("bare",), 2, "--voxel-size"),
     "no sigma": (lambda f: with_json(saved(f, Model("lsd")), voxel_size=8), ("bare",), 2, "--sigma"),
     "no iteration": (lambda f: saved(f, Model("lsd"), "model"), (), 2, "--iteration"),
+    "wrong json": (lambda f: with_json(saved(f, Model("lsd")), input_shape="large"), (), 65, "found: input_shape: "),
     "other json": (lambda f: with_json(saved(f, Model("lsd")), input_shape=[60] * 3, output_shape=[14] * 3),
                    (), 65, "another network"),
 }  # fmt: skip

@@ -48,8 +48,8 @@ def _is_kernel(shape: tuple[int, ...]) -> bool:
 class UNet:
     """A network from a specification and weights with torch's names and layout.
 
-    `variables`: name -> tf.Variable in TensorFlow's layout, in
-    the order of `weights`.  Create it within strategy.scope() to have it on every device.
+    `variables`: name -> tf.Variable in TensorFlow's layout, in the order of `weights`.  Create it within
+    strategy.scope() to have it on every device.
     """
 
     def __init__(
@@ -114,7 +114,10 @@ def max_pool(x: tf.Tensor, factor: Vox3) -> tf.Tensor:
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def pool(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        """The pooled tensor, and its gradient as a function of the one of the result."""
+
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            """The gradient of x, from that of the result."""
             inside = x[:, : covered[0], : covered[1], : covered[2], :]
             windows = tf.transpose(tf.reshape(inside, [n, *split, channels]), (0, 1, 3, 5, 7, 2, 4, 6))
             flat = tf.reshape(windows, [n, *counts, channels, math.prod(factor)])

@@ -17,7 +17,7 @@ from lsdflow_contract.files import write_json
 from lsdflow_contract.geometry import Vox3
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.options import Debug, Folder, Json, Set
-from lsdflow_launch.output import count, duration, hours, money, plain_console, print_answer, size
+from lsdflow_launch.output import count, duration, hours, money, plain_console, size
 from lsdflow_launch.planning.evidence import Quantity, gpu_lines, machines
 from lsdflow_launch.planning.plan import FIXED, LEFT, TOTAL, Plan, make_plan, read_prices
 from lsdflow_launch.slurm.table import MOST_WORKERS
@@ -81,7 +81,7 @@ def add_plan_verb(app: typer.Typer) -> None:
                 typer.echo(json.dumps(_for_json(estimated)))
             else:
                 show_plan(estimated, plain_console())
-                print_answer({}, "\n".join(gpu_lines(experiment)), as_json=False)
+                typer.echo("".join(f"{line}\n" for line in gpu_lines(experiment)), nl=False)
             if shape is None:
                 _store(experiment, estimated, as_json)
         if any(warn.certain for warn in estimated.warnings):
@@ -90,11 +90,14 @@ def add_plan_verb(app: typer.Typer) -> None:
 
 def _shape_of(text: str) -> Vox3 | None:
     """Return the voxels of "z,y,x"; None for an empty text. Raises UsageError (2) for anything else."""
-    numbers = [int(part) for part in text.split(",") if part.strip().isdigit()]
-    if text and (len(numbers) != text.count(",") + 1 or len(numbers) != 3 or not all(numbers)):
+    if not text:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
         wanted = "voxels z,y,x, such as 10000,10000,10000"
         raise UsageError("not a shape", where="--volume-shape", wanted=wanted, found=text)
-    return (numbers[0], numbers[1], numbers[2]) if text else None
+    z, y, x = map(int, parts)
+    return z, y, x
 
 
 def _for_json(plan: Plan) -> dict[str, Any]:
@@ -111,8 +114,8 @@ def _store(experiment: Experiment, plan: Plan, as_json: bool) -> None:
     except StageError as error:
         LOG.warning("the plan is not kept: %s", error.message())
         return
-    told = "" if as_json else f"wrote {experiment.layout.plan}, whose times lsdflow status shows as planned"
-    print_answer({}, told, as_json=False)
+    if not as_json:
+        typer.echo(f"wrote {experiment.layout.plan}, whose times lsdflow status shows as planned")
 
 
 def text_of(quantity: Quantity, text: Callable[[float], str]) -> str:

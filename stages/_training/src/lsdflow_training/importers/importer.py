@@ -98,7 +98,8 @@ def _described(path: Path | None) -> _Description:
     try:
         return _Description.model_validate(read_json(path))
     except ValidationError as error:
-        raise BadData("not a description of a network", where=path, found=error) from error
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise BadData("not a description of a network", where=path, found=wrong) from error
 
 
 def _three(length: float | Nm3 | None) -> Nm3 | None:
