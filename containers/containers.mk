@@ -1,8 +1,8 @@
-# Images, SIFs and pins of the stages. Included by the Makefile; containers/README.md explains them.
+# Images, SIFs, pins, wheels and releases of the stages. Included by the Makefile; containers/README.md explains them.
 CONTAINER_TOOL ?= docker
 SIF_DIR ?= .cache/sif
 
-.PHONY: image images bake sif sifs pins publish sbom audit lock-containers test-containers test-containers-tensorflow
+.PHONY: image images bake sif sifs pins publish wheels release sbom audit lock-containers test-containers test-containers-tensorflow
 # Variables that the scripts read. TORCH (cpu, cuda or cuda12; the default is set in the Makefile) is the variant of the stages
 # that use torch. BACKEND=tensorflow is a variant of the trainings.
 image images bake sif sifs pins publish: export CONTAINER_TOOL := $(CONTAINER_TOOL)
@@ -31,6 +31,18 @@ pins:  ## write an images.env with the digests of the local images: [PINS=experi
 
 publish:  ## push an image whose version is not published yet, and record it in published.tsv: STAGE=watershed REGISTRY=name
 	$(PYTHON) containers/ledger.py publish $(STAGE) $(REGISTRY)
+
+# With the versions of all packages of the locks, as constraints for pip.
+NAMES_AND_VERSIONS = sed -nE 's/^([A-Za-z0-9._-]+==[^ ;+]+).*/\1/p' $(1) | LC_ALL=C sort -u
+DIST ?= dist
+wheels: $(UV)  ## build the wheels of all packages and the versions of what they need, for pip: dist/ (containers/README.md)
+	rm -rf $(DIST)
+	.venv/tools/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) $(sort $(patsubst %/pyproject.toml,./%,$(wildcard stages/*/pyproject.toml)))
+	$(call NAMES_AND_VERSIONS,$(foreach s,_launch $(PLAIN_STAGES),stages/$(s)/requirements.lock) stages/predict/cuda.lock) > $(DIST)/blocks.txt
+	$(call NAMES_AND_VERSIONS,$(foreach s,$(TRAINING_STAGES),stages/$(s)/cuda.lock)) > $(DIST)/training.txt
+
+release:  ## check that this commit can be released, and tag it: [DRY_RUN=1] (containers/README.md)
+	@$(PYTHON) containers/release.py $(if $(DRY_RUN),--dry-run)
 
 # The tools of sbom and audit have their own lock and environment.
 SUPPLY := .cache/supply

@@ -2,7 +2,8 @@
 
 --check: writes nothing, names the files that differ, and ends with 1 if there are any.
 
-Their SLURM wrappers and compose services are written whole, the lists of the other files in place.
+Their SLURM wrappers and compose services are written whole, the lists of the other files in place. Each pyproject.toml
+names the versions of the packages of lsdflow that it needs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from facts import DECLARED, ROOT, STAGES
+from facts import DECLARED, ROOT, STAGES, version_of
 
 BLOCK_STAGES = [stage for stage, about in DECLARED.items() if about.get("blocks")]
 GPU_STAGES = [stage for stage, about in DECLARED.items() if about.get("gpu")]
@@ -55,8 +56,10 @@ def _bash(stages: Sequence[str]) -> str:
 
 def lists() -> dict[str, list[tuple[str, str]]]:
     """By file, the patterns of its lists (from the text before to the text after), and the lists themselves."""
+    in_blocks = [f"lsdflow-{stage}" for stage in (*STAGES, "descriptors") if stage not in TRAININGS]
     every, gpu, trainings = (json.dumps(stages) for stages in (STAGES, GPU_STAGES, TRAININGS))
     return {
+        "stages/_launch/pyproject.toml": [(r"(?<=\nblocks = )\[.*?\]", json.dumps(in_blocks))],
         "docker-bake.hcl": [
             (r"(?<=matrix     = { stage = )\[.*?\]", every),
             (r"(?<=contains\()\[[^\]]*\](?=, stage\) \? TORCH)", gpu),
@@ -73,6 +76,16 @@ def lists() -> dict[str, list[tuple[str, str]]]:
     }
 
 
+def _with_versions(project: str) -> str:
+    """A pyproject.toml with the present version of each package of lsdflow that it needs."""
+    packages = {path.parent.name.lstrip("_"): path.parent.name for path in ROOT.glob("stages/*/pyproject.toml")}
+
+    def pin(found: re.Match[str]) -> str:
+        return f'"lsdflow-{found[1]}=={version_of(packages[found[1]])}"'
+
+    return re.sub(r'"lsdflow-([a-z-]+)(?:==[0-9.]+)?"(?=[],])', pin, project)
+
+
 def written() -> dict[str, str]:
     """The text of each file, by its path in the repository."""
     found = {}
@@ -85,6 +98,9 @@ def written() -> dict[str, str]:
             found[path], count = re.subn(pattern, lambda _, text=text: text, found[path], flags=re.DOTALL)
             if count != 1:
                 raise ValueError(f"{path}: {count} places of {pattern}")
+    for file in ROOT.glob("stages/*/pyproject.toml"):
+        path = str(file.relative_to(ROOT))
+        found[path] = _with_versions(found.get(path) or file.read_text(encoding="utf-8"))
     return found
 
 

@@ -42,7 +42,7 @@ def environment_facts() -> dict[str, Any]:
 
 
 def _our_commands() -> list[EntryPoint]:
-    own = [d for d in distributions() if d.metadata["Name"].startswith("lsdflow-")]
+    own = [d for d in distributions() if d.metadata["Name"].startswith("lsdflow")]
     points = {p.name: p for d in own for p in d.entry_points if p.group == "console_scripts"}
     return [points[name] for name in sorted(points)]
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.testing import micro_network
 from lsdflow_launch.init.demo import write_volume
 from lsdflow_launch.init.draft import images_text
@@ -99,7 +100,7 @@ def engine() -> None:
     """Docker Engine answers, compose is here, and so are all images."""
     if shutil.which("docker") is None or call("docker", "compose", "version").returncode != 0:
         pytest.exit("these tests need docker and docker compose (tests/cluster/bed/bed.sh up brings up both)", 1)
-    names = [line.partition("=")[2] for line in images_text().splitlines() if not line.startswith("#")]
+    names = [line.partition("=")[2] for line in images_text(STAGES).splitlines() if not line.startswith("#")]
     for name in (*names, MONGO_IMAGE):
         found = call("docker", "image", "inspect", name)
         if found.returncode != 0:
@@ -121,7 +122,7 @@ def untouched(workspace: Path) -> Path:
     raw, labels = synthetic_em(SHAPE_VOX, VOXEL_SIZE_NM, seed=3)
     write_volume(folder / "input" / "train.hdf", raw[:TRAINED_SECTIONS], labels[:TRAINED_SECTIONS])
     write_volume(folder / "input" / "volume.hdf", raw[TRAINED_SECTIONS:], labels[TRAINED_SECTIONS:])
-    (folder / "images.env").write_text(images_text() + f"MONGO_IMAGE={MONGO_IMAGE}\n")
+    (folder / "images.env").write_text(images_text(STAGES) + f"MONGO_IMAGE={MONGO_IMAGE}\n")
     return folder
 
 

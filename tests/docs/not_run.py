@@ -6,6 +6,7 @@ CLUSTER = "needs a cluster: tests/cluster submits to a real SLURM"
 AZURE = "needs an account of Azure: never run by us, as the page says"
 SHELL = "a word of the shell, or a program of every Linux"
 NETWORK = "needs an address of another organisation"
+INSTALLATION = "tests/launch/test_wheels.py types these lines"
 PEOPLE = "an editor or a viewer, for people"
 ENGINE = "needs a container engine: `make test-containers test-compose`"
 GPU = "needs a GPU, or a driver"
@@ -16,6 +17,7 @@ NOT_RUN = {
     **dict.fromkeys(("cd", "export", "ls", "mkdir", "cp", "less", "tail", "sha256sum", "grep"), SHELL),
     **dict.fromkeys(("umask", "head", "base64", "realpath", "id"), SHELL),
     **dict.fromkeys(("git",), NETWORK),
+    **dict.fromkeys(("python3.11", ".", "pip", "training/bin/pip"), INSTALLATION),
     **dict.fromkeys(("nano", "tensorboard", "mlflow"), PEOPLE),
     **dict.fromkeys(("docker", "podman", "singularity", "apptainer", "buildah"), ENGINE),
     **dict.fromkeys(("nvidia-smi", "torchrun"), GPU),

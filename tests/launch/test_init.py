@@ -45,8 +45,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(inspect, "_ask", ask)
     monkeypatch.setattr(inspect, "network_to_start_from", lambda *_wanted: None)
-    monkeypatch.setattr(draft, "table_schemas", lambda: TABLES)
-    monkeypatch.setattr(draft, "images_text", lambda _sifs: "WATERSHED_IMAGE=lsdflow/watershed:0.1.0\n")
+    monkeypatch.setattr(draft, "table_schemas", lambda _stages: TABLES)
+    monkeypatch.setattr(draft, "images_text", lambda _stages, _sifs: "WATERSHED_IMAGE=lsdflow/watershed:0.1.0\n")
     monkeypatch.setattr(start_cli, "problems_of", lambda _experiment: {})
     return answer
 

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from lsdflow_contract.errors import StageError
-from lsdflow_contract.experiment import load_experiment
+from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_contract.geometry import Lengths
 from lsdflow_launch.init import draft
 from lsdflow_launch.init.demo import make_demo
@@ -26,7 +26,7 @@ def tables() -> dict[str, Any]:
     """The schemas of the real stages."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LSDFLOW_BIN", str(REPOSITORY / "bin"))
-        return table_schemas()
+        return table_schemas(STAGES)
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def validator(tables: dict[str, Any]) -> jsonschema.Draft7Validator:
 
 @pytest.fixture
 def drafts(tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft, "table_schemas", lambda: tables)
-    monkeypatch.setattr(draft, "images_text", lambda _sifs: "")
+    monkeypatch.setattr(draft, "table_schemas", lambda _stages: tables)
+    monkeypatch.setattr(draft, "images_text", lambda _stages, _sifs: "")
 
 
 def written(root: Path, **options: Any) -> str:

@@ -154,8 +154,8 @@ def _pinned(folder: str) -> set[str]:
     """What a package needs: the pins of its pyproject.toml, and of the local packages that it needs."""
     names: set[str] = set()
     for requirement in _project(folder)["project"]["dependencies"]:
-        local = requirement.removeprefix("lsdflow-")
-        names |= {requirement} if local == requirement else _pinned(f"_{local}")
+        own = re.fullmatch(r"lsdflow-([a-z-]+)==.*", requirement)
+        names |= _pinned(f"_{own[1]}") if own else {requirement}
     return {re.sub(r"\[.*?\]", "", name) for name in names}
 
 

@@ -3,7 +3,7 @@
 # Sourced by bed.sh. Addresses of mirrors are never written here: they are those that apt and pip are configured with.
 
 DEBIAN_PACKAGES=(
-  docker.io iptables mmdebstrap                                        # images
+  docker.io docker-registry iptables mmdebstrap                        # images
   slurmctld slurmd slurm-client munge                                  # the queue
   squashfs-tools squashfuse fuse-overlayfs uidmap                      # what Apptainer runs SIFs with
   iproute2 procps libcurl4                                             # nodes; mongod

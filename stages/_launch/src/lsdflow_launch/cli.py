@@ -17,6 +17,7 @@ from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_launch.checkpoint_selection.selection import add_selection_verb
 from lsdflow_launch.images.compose_env import write_compose_env
+from lsdflow_launch.images.pull import add_pull_verb
 from lsdflow_launch.init.cli import add_start_verbs
 from lsdflow_launch.integrity import add_integrity_verbs
 from lsdflow_launch.options import Debug, Folder, Json, Set
@@ -36,7 +37,7 @@ DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
 VERBS = (
     *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "verify", "repair", "doctor"),
     *("results", "use", "clean"),
-    *("submit", "scale", "cancel", "select-checkpoint", "schema", "compose-env", "cite"),
+    *("submit", "scale", "cancel", "select-checkpoint", "schema", "pull", "compose-env", "cite"),
 )
 app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))
 
@@ -48,7 +49,7 @@ def main() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(version_line("lsdflow", "lsdflow-launch"))
+        typer.echo(version_line("lsdflow", "lsdflow"))
         raise typer.Exit
 
 
@@ -131,6 +132,7 @@ def compose_env(folder: Folder, override: Set = None, as_json: Json = False, deb
 
 app.add_typer(sweep_app)
 add_cluster_verbs(app)
+add_pull_verb(app)
 add_selection_verb(app)
 add_result_verbs(app)
 add_integrity_verbs(app)

@@ -33,6 +33,7 @@ from typing import Any
 from lsdflow_command.interruption import heard
 from lsdflow_command.processes import LAUNCHER_VARIABLE, tied_to_this_process
 from lsdflow_contract.errors import InternalError, Interrupted, MissingInput, StageError
+from lsdflow_contract.experiment import STAGES, TRAININGS
 
 LOG = logging.getLogger("lsdflow.run")
 # How stages begin a warning.
@@ -61,8 +62,21 @@ def stage_command(stage: str) -> Path:
     raise MissingInput(
         f"the command {stage} is not installed",
         where=f"{', '.join(filter(None, folders))} and PATH",
-        fix=f"run make setup, or name the folder that holds it in {BIN_VARIABLE}",
+        fix=f"make setup in a clone, or pip install lsdflow-{stage}; folders not on PATH: {BIN_VARIABLE}=FOLDER",
     )
+
+
+def stages_here() -> list[str]:
+    """Return the stages, without trainings that are not installed: they have an environment of their own."""
+    return [stage for stage in STAGES if stage not in TRAININGS or _is_installed(stage)]
+
+
+def _is_installed(stage: str) -> bool:
+    try:
+        stage_command(stage)
+    except MissingInput:
+        return False
+    return True
 
 
 def ask_stage(stage: str, arguments: Sequence[str]) -> Any:

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,8 @@ _CONTAINER_SUFFIXES = {".zarr", ".n5"}
 _LONGEST_PATH = 4096
 ENGINES = ("docker", "podman", "singularity")
 SIF_DIGEST_LABEL = "lsdflow.image.digest"
+# zstd at level 1: a quarter of gzip's time for a file a tenth larger.
+SQUASHED = ("--mksquashfs-args", "-comp zstd -Xcompression-level 1")
 # /tmp holds caches and daisy's logs; shared memory holds the batches of data loaders (docker's default is 64 MB).
 TEMPORARY = "/tmp:rw,nosuid,nodev,size=4g,mode=1777"  # noqa: S108
 SHARED_MEMORY = "2g"
@@ -159,6 +162,9 @@ class Engine(Protocol):
     def command(self, stage: str, image: Image, call: Call) -> list[str]:
         """Return the command line of a call."""
 
+    def pull(self, stage: str, pin: Pin) -> None:
+        """Fetch the image of the pin's digest from its registry. StoreUnreachable (69) if that fails."""
+
 
 @dataclass(frozen=True)
 class DockerLike:
@@ -194,6 +200,11 @@ class DockerLike:
             *(part for name, value in call.environment.items() for part in ("--env", f"{name}={value}")),
             *(image.reference, *call.arguments),
         ]
+
+    def pull(self, stage: str, pin: Pin) -> None:
+        """Fetch the image of the pin's digest from its registry. StoreUnreachable (69) if that fails."""
+        del stage
+        _pull([self.program, "pull", "--quiet", f"{pin.name}@{pin.digest}"], pin)
 
     def knows(self, name: str) -> bool:
         """Return True if the engine finds an image by exactly this name."""
@@ -242,6 +253,36 @@ class Apptainer:
             *(image.reference, stage, *call.arguments),
         ]
 
+    def pull(self, stage: str, pin: Pin) -> None:
+        """Make the SIF of the pin's digest from the image in its registry; it appears when it is complete.
+
+        StoreUnreachable (69) if that fails.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".pull-", dir=self.folder) as work:
+            definition, made = Path(work, "definition"), Path(work, "made.sif")
+            image = f"Bootstrap: docker\nFrom: {pin.name}@{pin.digest}\n"
+            definition.write_text(f"{image}\n%labels\n    {SIF_DIGEST_LABEL} {pin.digest}\n", encoding="utf-8")
+            _pull([self.program, "--quiet", "build", "--disable-cache", *SQUASHED, str(made), str(definition)], pin)
+            made.chmod(0o644)
+            made.replace(self.folder / _sif_name(stage, pin))
+
+
+def _pull(command: Sequence[str], pin: Pin) -> None:
+    done = _ask(command)
+    if done.returncode != 0:
+        raise StoreUnreachable(
+            f"{command[0]} did not get the image",
+            where=pin.key,
+            wanted=pin,
+            found=(done.stderr or done.stdout).strip()[-2000:],
+            fix=f"name the registry in {pin.key} of images.env, and log in to it ({command[0]} login); then pull again",
+        )
+
+
+def _sif_name(stage: str, pin: Pin) -> str:
+    return f"{stage}_{pin.version}_{pin.digest.removeprefix('sha256:')[:12]}.sif"
+
 
 def sif_of(folder: Path, stage: str, pin: Pin) -> Path:
     """Return the SIF of a pin in a folder; for a pin without digest the only one of that version.
@@ -249,18 +290,16 @@ def sif_of(folder: Path, stage: str, pin: Pin) -> Path:
     Raises MissingInput (66) if there is none, ConfigError (78) if there are several.
     """
     stem = f"{stage}_{pin.version}"
-    short = pin.digest.removeprefix("sha256:")[:12]
-    plain, exact = folder / f"{stem}.sif", folder / f"{stem}_{short}.sif"
-    wanted = exact if short else plain
+    wanted = folder / (_sif_name(stage, pin) if pin.digest else f"{stem}.sif")
     if wanted.is_file():
         return wanted
-    others = sorted(folder.glob(f"{stem}_*.sif"))
-    if not short and len(others) == 1:
+    others = [] if pin.digest else sorted(folder.glob(f"{stem}_*.sif"))
+    if len(others) == 1:
         return others[0]
-    if not short and others:
+    if others:
         names = ", ".join(p.name for p in others)
         raise ConfigError(f"several SIFs of {pin}", where=folder, found=names, fix=f"pin the digest: {pin.key}")
-    fix = f"make sif STAGE={stage}{pin.make_option} SIF_DIR={folder}{pin.advice}"
+    fix = f"lsdflow pull DIR, or in a clone: make sif STAGE={stage}{pin.make_option} SIF_DIR={folder}{pin.advice}"
     raise MissingInput(f"the SIF of {stage} is not there", where=folder, wanted=wanted.name, fix=fix)
 
 

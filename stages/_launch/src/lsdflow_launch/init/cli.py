@@ -14,6 +14,7 @@ from lsdflow_command.app import exit_codes
 from lsdflow_command.completion import one_of
 from lsdflow_contract.checkpoint import Mode
 from lsdflow_contract.experiment import Profile, load_experiment
+from lsdflow_launch.commands import stages_here
 from lsdflow_launch.init.draft import Draft, draft_experiment, removed_on_failure
 from lsdflow_launch.init.inspect import Start
 from lsdflow_launch.init.networks import find_network, list_of_networks, shipped_networks
@@ -125,7 +126,7 @@ def add_start_verbs(app: typer.Typer) -> None:
     @app.command()
     def schema() -> None:
         """Print the JSON schema of experiment.toml, for editors: keys, values, units and their meaning."""
-        typer.echo(json.dumps(experiment_schema(table_schemas()), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(experiment_schema(table_schemas(stages_here())), indent=1, ensure_ascii=False))
 
 
 def _write_checked(draft: Draft, folder: Path, as_json: bool) -> None:

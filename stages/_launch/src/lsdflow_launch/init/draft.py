@@ -25,7 +25,7 @@ from lsdflow_contract.experiment import GPU_STAGES, STAGES, did_you_mean, overri
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Lengths
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_launch.commands import answer_of, stage_command
+from lsdflow_launch.commands import answer_of, stage_command, stages_here
 from lsdflow_launch.images.pins import key_of
 from lsdflow_launch.init.inspect import Inspection, Start, container_and_dataset, inspect_volumes
 from lsdflow_launch.init.networks import NETWORKS, PICTURE, Network, copy_network
@@ -86,7 +86,8 @@ def draft_experiment(
     _refuse_experiment(layout)
     named = [path for path in (*start.train, start.volume, start.labels, start.truth) if path is not None]
     sources = [container_and_dataset(path)[0] for path in named]
-    schemas = table_schemas()
+    stages = STAGES if start.training_volumes else stages_here()
+    schemas = table_schemas(stages)
     schema = experiment_schema(schemas)
     overrides: list[tuple[list[str], Any]] = []
     checks: list[Callable[[], object]] = [
@@ -105,11 +106,11 @@ def draft_experiment(
     tables = merged(values, overrides)
     text = experiment_text(schemas, tables, {c.key: c.why for c in choices})
     sifs = layout.root / str(tables.get("cluster", {}).get("images", "images"))
-    return Draft(layout, text, schema, images_text(sifs), choices, inspection.start.network, inspection.picture)
+    return Draft(layout, text, schema, images_text(stages, sifs), choices, inspection.start.network, inspection.picture)
 
 
-def images_text(sifs: Path | None = None) -> str:
-    """Return the pins of this installation, one line for each stage, never `latest`; `sifs`: the folder of the SIFs.
+def images_text(stages: Sequence[str], sifs: Path | None = None) -> str:
+    """Return the pins of these stages as installed, a line for each, never `latest`; `sifs`: the folder of the SIFs.
 
     Stages with torch are pinned to the variant of their SIFs, or without SIFs to the one that `make` would build here.
     """
@@ -120,8 +121,8 @@ def images_text(sifs: Path | None = None) -> str:
     found = [torch for torch in ("cuda", "cuda12", "cpu") if sifs and any(sifs.glob(f"*-{torch}_*.sif"))]
     torch = found[0] if found else "cuda" if shutil.which("nvidia-smi") else "cpu"
     with ThreadPoolExecutor(available_cores()) as pool:
-        versions = pool.map(_version, STAGES)
-    for stage, version in zip(STAGES, versions, strict=True):
+        versions = pool.map(_version, stages)
+    for stage, version in zip(stages, versions, strict=True):
         variant = f"-{torch}" if stage in GPU_STAGES else ""
         lines.append(f"{key_of(stage)}=lsdflow/{stage}:{version}{variant}")
     return "\n".join(lines) + "\n"

@@ -147,10 +147,10 @@ def _set_key(node: dict[str, Any], parts: list[str], value: Any) -> None:
         _set_key(node[first], rest, value)
 
 
-def table_schemas() -> dict[str, dict[str, Any]]:
-    """Return the schema of every table by name, in the order of the file; each stage reports its own."""
+def table_schemas(stages: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the schema of every table by name, in the order of the file; each of these stages reports its own."""
     with ThreadPoolExecutor(available_cores()) as pool:
-        of_stages = dict(zip(STAGES, pool.map(lambda stage: ask_stage(stage, ["schema"]), STAGES), strict=True))
+        of_stages = dict(zip(stages, pool.map(lambda stage: ask_stage(stage, ["schema"]), stages), strict=True))
     first: dict[str, type[StrictModel]] = {"experiment": ExperimentTable, "store": StoreTable, "compute": ComputeTable}
     schemas = {name: model.model_json_schema() for name, model in first.items()}
     return {**schemas, **of_stages, "cluster": ClusterTable.model_json_schema(by_alias=True)}
