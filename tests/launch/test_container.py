@@ -21,6 +21,7 @@ from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_launch.images.container import Containers
 from lsdflow_launch.images.engines import mounts_of
+from lsdflow_launch.init.draft import images_text
 
 ID = "sha256:" + "ab" * 32
 PASSWORD = "s3cret-of-the-lab"
@@ -355,3 +356,12 @@ def test_a_sif_that_is_not_there_or_no_folder_says_what_to_do(apptainer: Path, e
     done = _lsdflow("run", str(experiment), "--backend", "container", "--engine", "singularity")
     assert done.returncode == 78
     assert "--images" in done.stderr
+
+
+def test_a_new_experiment_pins_the_sifs_of_its_folder_by_their_digest(apptainer: Path) -> None:
+    installed = images_text(["prepare", "segment"]).splitlines()[-2:]
+    version = installed[0].partition(":")[2]
+    _sif(apptainer, f"prepare_{version}_{ID[7:19]}.sif")
+    assert images_text(["prepare", "segment"], apptainer).splitlines()[-2:] == [f"{installed[0]}@{ID}", installed[1]]
+    _sif(apptainer, f"prepare_{version}_aaaaaaaaaaaa.sif")
+    assert images_text(["prepare", "segment"], apptainer).splitlines()[-2:] == installed

@@ -14,19 +14,28 @@ import shutil
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lsdflow_command.machine import available_cores
-from lsdflow_contract.errors import ConfigError, MissingInput, OutputConflict, UsageError, problems_of, together
+from lsdflow_contract.errors import (
+    ConfigError,
+    MissingInput,
+    OutputConflict,
+    StageError,
+    UsageError,
+    problems_of,
+    together,
+)
 from lsdflow_contract.experiment import GPU_STAGES, STAGES, did_you_mean, override_value, with_its_table
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Lengths
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch.commands import answer_of, stage_command, stages_here
-from lsdflow_launch.images.pins import key_of
+from lsdflow_launch.images.engines import engine_named
+from lsdflow_launch.images.pins import Pin, key_of
 from lsdflow_launch.init.inspect import Inspection, Start, container_and_dataset, inspect_volumes
 from lsdflow_launch.init.networks import NETWORKS, PICTURE, Network, copy_network
 from lsdflow_launch.init.propose import Choice
@@ -113,6 +122,7 @@ def images_text(stages: Sequence[str], sifs: Path | None = None) -> str:
     """Return the pins of these stages as installed, a line for each, never `latest`; `sifs`: the folder of the SIFs.
 
     Stages with torch are pinned to the variant of their SIFs, or without SIFs to the one that `make` would build here.
+    A stage of which there is one SIF is pinned by its digest.
     """
     lines = [
         "# Images of this experiment, read by compose and by the cluster wrappers. Add @sha256:... of published ones.",
@@ -121,11 +131,15 @@ def images_text(stages: Sequence[str], sifs: Path | None = None) -> str:
     found = [torch for torch in ("cuda", "cuda12", "cpu") if sifs and any(sifs.glob(f"*-{torch}_*.sif"))]
     torch = found[0] if found else "cuda" if shutil.which("nvidia-smi") else "cpu"
     with ThreadPoolExecutor(available_cores()) as pool:
-        versions = pool.map(_version, stages)
-    for stage, version in zip(stages, versions, strict=True):
-        variant = f"-{torch}" if stage in GPU_STAGES else ""
-        lines.append(f"{key_of(stage)}=lsdflow/{stage}:{version}{variant}")
-    return "\n".join(lines) + "\n"
+        return "\n".join([*lines, *pool.map(lambda stage: _pin_line(stage, torch, sifs), stages)]) + "\n"
+
+
+def _pin_line(stage: str, torch: str, sifs: Path | None) -> str:
+    pin = Pin(key_of(stage), f"lsdflow/{stage}", _version(stage) + (f"-{torch}" if stage in GPU_STAGES else ""))
+    if sifs and any(sifs.glob(f"{stage}_*.sif")):
+        with contextlib.suppress(StageError):  # several SIFs of this version, none, or no Apptainer
+            pin = replace(pin, digest=engine_named("singularity", sifs).find(stage, pin).digest)
+    return f"{pin.key}={pin}"
 
 
 def _version(stage: str) -> str:
