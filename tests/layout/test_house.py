@@ -159,6 +159,18 @@ def _pinned(folder: str) -> set[str]:
     return {re.sub(r"\[.*?\]", "", name) for name in names}
 
 
+def test_every_dependency_is_in_the_table_of_the_page() -> None:
+    table = (REPOSITORY / "docs" / "decisions.md").read_text().partition("## Dependencies")[2].partition("Avoided")[0]
+    named = set(re.findall(r"[a-z0-9-]+", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line)))
+    needed = set()
+    for folder in (*SHARED, *STAGES):
+        project = _project(folder)["project"]
+        optional = project.get("optional-dependencies", {}).values()
+        for requirement in (*project["dependencies"], *(r for extra in optional for r in extra)):
+            needed.add(re.split(r"[=\[]", requirement)[0].removesuffix("-cpu"))
+    assert {name for name in needed if not name.startswith("lsdflow-")} - named == set()
+
+
 OF_AN_OPTION = {"lsds.lock", "mlflow.lock"}
 # It has an older torch: tests/containers/test_variants.py compares it with the lock for the CUDA of today.
 OLDER_CUDA = "cuda12.lock"
