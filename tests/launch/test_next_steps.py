@@ -13,6 +13,7 @@ from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_launch.cli import app
 from lsdflow_launch.images.container import ContainerOptions
+from lsdflow_launch.output import next_line
 from lsdflow_launch.run import FIRST_STEPS, RunOptions, next_steps
 
 
@@ -51,6 +52,28 @@ def test_after_a_run_the_next_commands_are_right(experiment: Path, code: int, fi
     assert all(is_typed_right(step) for step in steps)
     assert all(str(experiment) in shlex.split(step, comments=True) for step in steps)
     assert all("--set compute.workers=3" in step for step in steps if step.startswith("lsdflow run"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "printed"),
+    [
+        ("bin/lsdflow", "bin/lsdflow"),
+        ("/a folder/lsdflow", "'/a folder/lsdflow'"),
+        ("{found}", "lsdflow"),
+        ("pytest", "lsdflow"),
+    ],
+)
+def test_the_next_command_begins_as_the_last_one_was_typed(
+    typed: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tmp_path / "lsdflow"
+    found.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.argv", [typed.format(found=found)])
+    assert next_line("lsdflow run lsdflow\n      lsdflow view x") == (
+        f"next: {printed} run lsdflow\n      {printed} view x"
+    )
+    assert next_line("docker compose up") == "next: docker compose up"
 
 
 def test_a_full_disk_is_checked_first(experiment: Path) -> None:

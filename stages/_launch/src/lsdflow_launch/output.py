@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -76,8 +80,17 @@ def print_scores(layout: ExperimentLayout, *, scored: bool) -> None:
 
 
 def next_line(text: str) -> str:
-    """Return the line with the next command; empty with --quiet."""
-    return "" if is_quiet() else f"next: {text}"
+    """Return the line with the next command, or several lines, with `lsdflow` as it was called; empty with --quiet."""
+    called = _called_as()
+    as_called = re.sub(r"^( *)lsdflow(?= )", lambda found: found[1] + called, text, flags=re.MULTILINE)
+    return "" if is_quiet() else f"next: {as_called}"
+
+
+def _called_as() -> str:
+    """Return the command as it was typed: bin/lsdflow, or lsdflow if it was found by its name."""
+    typed = sys.argv[0]
+    by_name = Path(typed).name != "lsdflow" or shutil.which("lsdflow") == typed
+    return "lsdflow" if by_name else shlex.quote(typed)
 
 
 def size(count: float) -> str:

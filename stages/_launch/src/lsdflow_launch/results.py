@@ -44,7 +44,7 @@ from lsdflow_launch.chain import stage_arguments
 from lsdflow_launch.commands import ask_stage, error_of
 from lsdflow_launch.disk import disk_use
 from lsdflow_launch.options import Debug, Folder, Json
-from lsdflow_launch.output import duration, print_answer, size
+from lsdflow_launch.output import duration, next_line, print_answer, size
 from lsdflow_launch.slurm.jobs import refuse_if_known_to_be_queued
 
 HEADING = f"{'stage':<12} {'key':<8}  {'state':<10} {'size':>9}  {'last change':>12}  arrays and different settings"
@@ -268,7 +268,7 @@ def add_result_verbs(app: typer.Typer) -> None:
                 f"{stage}: {manifest.key[:8]} is current",
                 *([f"train-lsd: {lsd} is current, because this network was trained with it"] if lsd else []),
                 f"experiment.toml is not changed: a run of {stage} makes the result of its settings current again",
-                f"next: {following}",
+                next_line(following),
             )
             print_answer(facts, "\n".join(lines), as_json)
 

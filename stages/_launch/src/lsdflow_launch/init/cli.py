@@ -21,6 +21,7 @@ from lsdflow_launch.init.networks import find_network, list_of_networks, shipped
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.template import experiment_schema, table_schemas, toml_value
 from lsdflow_launch.options import Debug, Folder, Set
+from lsdflow_launch.output import next_line, print_answer
 from lsdflow_launch.planning.evidence import gpu_lines
 from lsdflow_launch.preflight import problems_of, show_problems
 
@@ -153,7 +154,7 @@ def _write_checked(draft: Draft, folder: Path, as_json: bool) -> None:
             raise
         typer.echo("".join(f"{line}\n" for line in gpu_lines(load_experiment(folder))), nl=False)
         typer.echo(f"wrote {layout.experiment_toml}, {layout.images_env.name} and {layout.schema_json.name}")
-        typer.echo(f"next: {following}")
+        print_answer({}, next_line(following), as_json=False)
 
 
 def _as_json(choices: Sequence[Choice], **more: Any) -> dict[str, Any]:
