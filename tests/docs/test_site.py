@@ -71,6 +71,12 @@ def test_the_readme_is_short() -> None:
     assert [line for line in lines if len(line) >= 120] == []
 
 
+def test_the_readme_says_that_nothing_is_published_as_long_as_that_is_true() -> None:
+    published = (REPOSITORY / "containers" / "published.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert ("nothing is published yet" in readme) == (not published)
+
+
 def test_the_configuration_page_has_every_key_of_a_table_as_an_anchor() -> None:
     anchors = _page("configuration").anchors
     keys = {f"watershed.{key}" for key in WatershedConfig.model_fields}
