@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_launch import doctor
+from lsdflow_launch import commands, doctor
 from lsdflow_launch.cli import app
 from lsdflow_launch.commands import ask_program
 from lsdflow_launch.doctor import Finding, fail, ok, warn
@@ -213,6 +214,25 @@ def test_stages_that_are_missing_or_of_another_contract_need_a_fix(
     assert found["no-such-stage"].state == "FAIL"
     program("prepare", "print('prepare 0.1 (contract 2.0)')")
     assert states(doctor.stage_findings())["prepare"].state == "ok"
+
+
+def test_a_training_that_is_not_installed_is_no_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def only_predict(stage: str) -> Path:
+        if stage != "predict":
+            raise MissingInput(f"no {stage}", fix=f"pip install lsdflow-{stage}")
+        return tmp_path / stage
+
+    for module in (doctor, commands):
+        monkeypatch.setattr(module, "stage_command", only_predict)
+    monkeypatch.setattr(doctor, "STAGES", ("train-lsd", "watershed"))
+    found = states(doctor.stage_findings())
+    assert [(found[s].state, found[s].fix) for s in found] == [
+        ("warn", "pip install lsdflow-train-lsd"),
+        ("FAIL", "pip install lsdflow-watershed"),
+    ]
+    monkeypatch.setattr(doctor, "ask_doctor_of", lambda stage: {**FINE, "torch": stage})
+    monkeypatch.setattr(doctor, "ask_program", lambda *_: ("", "no driver"))
+    assert [name for name in states(doctor.gpu_findings()) if name.startswith("torch")] == ["torch of predict"]
 
 
 # GPU, containers, scheduler

@@ -24,8 +24,8 @@ from typing import Any, Literal
 from lsdflow_command.machine import available_cores, free_memory_bytes, memory_limit_bytes
 from lsdflow_contract import CONTRACT_MAJOR, CONTRACT_VERSION
 from lsdflow_contract.errors import MissingInput, StageError
-from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
-from lsdflow_launch.commands import ask_program, stage_command
+from lsdflow_contract.experiment import STAGES, TRAININGS, Experiment, load_experiment
+from lsdflow_launch.commands import ask_program, stage_command, stages_here
 from lsdflow_launch.slurm.jobs import Partition, existing_partitions
 from lsdflow_launch.slurm.table import cluster_of, job_settings
 
@@ -211,7 +211,8 @@ def _stage_finding(stage: str) -> Finding:
     try:
         out, problem = ask_program([str(stage_command(stage)), "--version"], STAGE_S)
     except MissingInput as error:
-        return fail(stage, error.what, error.fix)
+        # The trainings have an environment of their own, which not everybody needs.
+        return (warn if stage in TRAININGS else fail)(stage, error.what, error.fix)
     if not problem and f"(contract {CONTRACT_MAJOR}." in out:
         return ok(stage, out.strip())
     return fail(stage, out.strip() or problem, f"install the stage of contract {CONTRACT_VERSION}: make setup")
@@ -232,7 +233,8 @@ def ask_doctor_of(stage: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
 def gpu_findings() -> Iterator[Finding]:
     """Yield findings about the driver and its GPUs, then about torch in each environment."""
     with ThreadPoolExecutor() as pool:
-        answers = pool.map(ask_doctor_of, ONE_OF_EACH_TORCH)
+        with_torch = [stage for stage in ONE_OF_EACH_TORCH if stage in stages_here()]
+        answers = pool.map(ask_doctor_of, with_torch)
         out, problem = ask_program(["nvidia-smi", GPU_FACTS, "--format=csv,noheader,nounits"])
         gpus = [] if problem else out.strip().splitlines()
         if shutil.which("nvidia-smi") is None:
@@ -242,7 +244,7 @@ def gpu_findings() -> Iterator[Finding]:
         for line in gpus:
             name, total, free, driver = (part.strip() for part in line.split(","))
             yield ok("GPU", f"{name}, {free} of {total} MiB free, driver {driver}")
-        for stage, facts in zip(ONE_OF_EACH_TORCH, answers, strict=True):
+        for stage, facts in zip(with_torch, answers, strict=True):
             yield torch_finding(stage, facts, len(gpus))
 
 

@@ -204,7 +204,7 @@ class DockerLike:
     def pull(self, stage: str, pin: Pin) -> None:
         """Fetch the image of the pin's digest from its registry. StoreUnreachable (69) if that fails."""
         del stage
-        _pull([self.program, "pull", "--quiet", f"{pin.name}@{pin.digest}"], pin)
+        _pull([self.program, "pull", "--quiet", f"{pin.name}@{pin.digest}"], pin, f"{self.program} login")
 
     def knows(self, name: str) -> bool:
         """Return True if the engine finds an image by exactly this name."""
@@ -263,12 +263,13 @@ class Apptainer:
             definition, made = Path(work, "definition"), Path(work, "made.sif")
             image = f"Bootstrap: docker\nFrom: {pin.name}@{pin.digest}\n"
             definition.write_text(f"{image}\n%labels\n    {SIF_DIGEST_LABEL} {pin.digest}\n", encoding="utf-8")
-            _pull([self.program, "--quiet", "build", "--disable-cache", *SQUASHED, str(made), str(definition)], pin)
+            command = [self.program, "--quiet", "build", "--disable-cache", *SQUASHED, str(made), str(definition)]
+            _pull(command, pin, f"{self.program} registry login")
             made.chmod(0o644)
             made.replace(self.folder / _sif_name(stage, pin))
 
 
-def _pull(command: Sequence[str], pin: Pin) -> None:
+def _pull(command: Sequence[str], pin: Pin, login: str) -> None:
     done = _ask(command)
     if done.returncode != 0:
         raise StoreUnreachable(
@@ -276,7 +277,7 @@ def _pull(command: Sequence[str], pin: Pin) -> None:
             where=pin.key,
             wanted=pin,
             found=(done.stderr or done.stdout).strip()[-2000:],
-            fix=f"name the registry in {pin.key} of images.env, and log in to it ({command[0]} login); then pull again",
+            fix=f"name the registry in {pin.key} of images.env, and log in to it ({login}); then pull again",
         )
 
 
