@@ -262,7 +262,8 @@ def test_the_tables_of_two_graphs_exist_side_by_side(make_experiment: Make) -> N
     Segment().run(experiment)
     name = lut_name("hist_quant_75", 0.3)
     assert tables_of(experiment.layout) != folder
-    assert read_lut(tables_of(experiment.layout) / name).segment_count > read_lut(folder / name).segment_count
+    now, then = (np.unique(read_lut(f / name).segments) for f in (tables_of(experiment.layout), folder))
+    assert len(now) > len(then)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     for earlier in (agglomerate, manifest):
         earlier.write(experiment.layout)

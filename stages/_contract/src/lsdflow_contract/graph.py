@@ -127,13 +127,6 @@ class RagFaces(RagEdges):
         """No faces."""
         return cls.of(np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.uint8), np.zeros(0, np.uint64))
 
-    @classmethod
-    def concatenate_faces(cls, parts: list[RagFaces]) -> RagFaces:
-        """All faces of `parts`, in order."""
-        if not parts:
-            return cls.empty()
-        return cls.of(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("u", "v", "affinity", "count")))
-
 
 @dataclass(frozen=True)
 class RegionFaces(RagFaces):

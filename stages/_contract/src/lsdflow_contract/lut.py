@@ -47,11 +47,6 @@ class Lut:
     def __len__(self) -> int:
         return len(self.fragments)
 
-    @property
-    def segment_count(self) -> int:
-        """Number of different segments."""
-        return len(np.unique(self.segments))
-
 
 @dataclass(frozen=True)
 class KnownLut:

@@ -145,11 +145,6 @@ def repeat_voxels(x: Tensor, factor: Vox3) -> Tensor:
     return x
 
 
-def count_parameters(network: nn.Module) -> int:
-    """Number of trainable values."""
-    return sum(p.numel() for p in network.parameters() if p.requires_grad)
-
-
 def _upsampling(spec: UNetSpec, level: int) -> nn.Module:
     """The upsampling from level + 1 to level."""
     z, y, x = spec.downsample_factors[level]

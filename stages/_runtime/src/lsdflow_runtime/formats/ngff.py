@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lsdflow_contract.errors import BadData, MissingInput
+from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Nm3
 from lsdflow_runtime.formats.attributes import LETTER_OF, SPACE, nm_per, spatial
 from lsdflow_runtime.formats.claims import GeometryClaim, agree, to_nm3
@@ -57,14 +57,6 @@ def levels_of(attributes: Mapping[str, Any], where: str) -> list[Level]:
     if not levels:
         raise BadData("the OME image names no scale level", where=where, wanted="multiscales[0].datasets", found="none")
     return levels
-
-
-def level_named(levels: Sequence[Level], path: str, where: str) -> Level:
-    """The level stored at `path`."""
-    for level in levels:
-        if level.path.strip("/") == path.strip("/"):
-            return level
-    raise MissingInput("no such scale level", where=where, wanted=path, found=", ".join(level.path for level in levels))
 
 
 def claim_of(level: Level, where: str) -> list[GeometryClaim]:
