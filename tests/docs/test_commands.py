@@ -34,6 +34,7 @@ from lsdflow_watershed.stage import Watershed
 REPOSITORY = Path(__file__).resolve().parents[2]
 FACTS = REPOSITORY / ".cache" / "docs"
 BLOCK_SIDE = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate")
+CLUSTER_KEYS = ClusterTable.model_json_schema(by_alias=True)["properties"]
 OTHER_ENVIRONMENTS = {"lsdflow-view": "of an environment of its own: tests/view/test_commands_of_pages.py"}
 # As written in README.md and docs/; `demo`, `own` and `exp` are the same experiment.
 EXECUTED = (
@@ -125,6 +126,15 @@ def test_every_line_is_one_that_bash_can_read() -> None:
     script = "\n".join(re.sub(r"<[\w ]+>", "X", line) for line in lines)
     done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_setting_that_the_page_for_users_of_the_lsd_scripts_names_exists(facts: dict[str, Any]) -> None:
+    text = (REPOSITORY / "docs" / "coming_from_the_lsd_scripts.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z-]+)\.([a-z_]+)(?: = [^`]*)?`", text)
+    tables = {**{name: schema["properties"] for name, schema in facts["tables"].items()}, "cluster": CLUSTER_KEYS}
+    found = [f"{table}.{key}" for table, key in named if table in tables and key not in ("toml", "py")]
+    assert len(found) > 30
+    assert [name for name in found if name.partition(".")[2] not in tables[name.partition(".")[0]]] == []
 
 
 def test_every_toml_of_the_pages_has_tables_and_keys_that_there_are(facts: dict[str, Any]) -> None:
