@@ -6,6 +6,7 @@ The experiments are real small ones, made by the stages themselves. `docs/bad_in
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,17 @@ def test_what_cannot_be_checked_yet_is_listed_by_the_stage_that_it_needs(laborat
     done = laboratory.lab("segment")
     left = ask(["lsdflow", "validate", str(done.toml.parent), "--json"], done.root, training=False)
     assert json.loads(left.text)["not_checked"] == {}
+
+
+def test_a_valid_experiment_is_shown_with_what_its_volumes_contain(laboratory: Laboratory) -> None:
+    lab = laboratory.lab()
+    text = ask(["lsdflow", "validate", str(lab.toml.parent)], lab.root, training=False).text
+    (line,) = re.findall("^training/a: .*$", text, re.MULTILINE)
+    assert " voxels of 10 x 8 x 8 nm, zarr 2 uint8, grey values " in line
+    answer = ask(["lsdflow", "validate", str(lab.toml.parent), "--json"], lab.root, training=False)
+    volumes = json.loads(answer.text)["volumes"]
+    assert f"; {volumes['training/a']['labels']['neurons']} neurons" in line
+    assert "target" in volumes
 
 
 def test_settings_and_unreadable_volumes_are_reported_together(laboratory: Laboratory) -> None:

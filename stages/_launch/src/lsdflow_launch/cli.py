@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ from lsdflow_launch.integrity import add_integrity_verbs
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.output import next_line, plain_console, print_answer
 from lsdflow_launch.planning.cli import add_plan_verb
-from lsdflow_launch.preflight import Scope, show_problems
+from lsdflow_launch.preflight import Scope, show_problems, volumes_of
 from lsdflow_launch.report import add_report_verbs
 from lsdflow_launch.results import add_result_verbs
 from lsdflow_launch.run import FIRST_STEPS, add_run_verb
@@ -65,9 +66,10 @@ def _front(
 
 @app.command()
 def validate(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Report all configuration and input problems of all stages; writes nothing."""
+    """Report what the volumes contain, and all configuration and input problems of all stages; writes nothing."""
     with exit_codes(debug, as_json):
-        show_problems(load_experiment(folder, override or []), as_json, scope=Scope(on_cluster=True))
+        experiment = load_experiment(folder, override or [])
+        show_problems(experiment, as_json, scope=Scope(on_cluster=True), volumes=partial(volumes_of, experiment))
 
 
 @app.command()

@@ -285,17 +285,49 @@ def _later_checks(experiment: Experiment, found: Mapping[str, Sequence[Any]]) ->
     yield "agglomerate", "memory of segment (number of fragments and edges)"
 
 
-def show_problems(experiment: Experiment, as_json: bool, ask: Ask = ask_stage, scope: Scope | None = None) -> None:
-    """Print all problems and the checks that are not possible yet. Raises typer.Exit with the first exit code."""
+def volumes_of(experiment: Experiment) -> dict[str, Any]:
+    """Return what the volumes that can be opened contain, by name; `validate` of prepare reports the others."""
+    found: dict[str, Any] = ask_stage(STAGES[0], stage_arguments("look", experiment)).get("volumes", {})
+    return found
+
+
+def _volume_line(name: str, volume: Mapping[str, Any]) -> str:
+    def joined(numbers: Sequence[float]) -> str:
+        """Return numbers as `40 x 8 x 8`."""
+        return " x ".join(f"{number:g}" for number in numbers)
+
+    grey = " to ".join(f"{value:g}" for value in volume["grey"])
+    line = f"{name}: {joined(volume['shape_vox'])} voxels of {joined(volume['voxel_size_nm'])} nm, {volume['format']}"
+    line += f" {volume['dtype']}, grey values {grey or 'unknown'}"
+    if labels := volume["labels"]:
+        line += f"; {labels['neurons']} neurons ({labels['small_neurons']} of less than 1000 voxels), "
+        line += f"{labels['labelled_fraction']:.0%} labelled, {labels['trained_fraction']:.0%} inside of the mask"
+    return line + ("" if volume["whole"] else " (from a sample)")
+
+
+def show_problems(
+    experiment: Experiment,
+    as_json: bool,
+    ask: Ask = ask_stage,
+    scope: Scope | None = None,
+    volumes: Callable[[], Mapping[str, Any]] = dict,
+) -> None:
+    """Print all problems and the checks that are not possible yet. Raises typer.Exit with the first exit code.
+
+    volumes: returns what is printed about the volumes, by name, if there are no problems.
+    """
     found = problems_of(experiment, ask, scope)
     remaining = not_checked(experiment, found)
+    codes = [problem["exit_code"] for problems in found.values() for problem in problems]
+    seen = {} if codes else volumes()
     if as_json:
-        typer.echo(json.dumps({**found, NOT_CHECKED: remaining}))
+        typer.echo(json.dumps({**found, NOT_CHECKED: remaining, **({"volumes": seen} if seen else {})}))
+    for name, volume in () if as_json else seen.items():
+        typer.echo(_volume_line(name, volume))
     for stage, checks in () if as_json else remaining.items():
         typer.echo(f"not checked before {stage}: {'; '.join(checks)}")
     if not as_json:
         print_problems(found)
-    codes = [problem["exit_code"] for problems in found.values() for problem in problems]
     if codes:
         raise typer.Exit(codes[0])
     if not as_json:

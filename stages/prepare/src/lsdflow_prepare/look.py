@@ -33,6 +33,7 @@ OUTSIDE_PERCENT = 0.1
 PERCENTILES = (1, 50, 99)
 TARGET = "target"
 EVERY_NTH_VOXEL = 4
+SMALL_NEURON_VOX = 1000
 
 
 def look_at(inputs: VolumeInputs, resolve: Resolve, deadline: float) -> dict[str, Any]:
@@ -100,6 +101,7 @@ def _labels(inputs: VolumeInputs, found: LabelStatistics) -> dict[str, Any] | No
     return {
         "where": inputs.labels.source.where,
         "neurons": found.neurons,
+        "small_neurons": sum(0 < size < SMALL_NEURON_VOX for label, size in found.sizes.items() if label),
         "labelled_fraction": 1 - found.sizes.get(0, 0) / max(found.voxels, 1),
         "trained_fraction": found.trained_fraction,
     }
