@@ -1,7 +1,7 @@
 """A release of this checkout: checks it, then tags the commit. `make release` calls it.
 
 1. Everything is committed.
-2. What differs from the last release (the newest tag v*) has another version than it had there: every package of
+2. What differs from the last release (the newest tag v<number>) has another version than it had there: every package of
    stages/, and every stage of which any content of its image differs.
 3. CHANGELOG.md of each package with a new version, and that of the whole, start with that version.
 4. The tags: v<version of stages/_launch> for the whole, <stage>-v<version> for every stage with a new version.
@@ -26,7 +26,7 @@ def tags_of_release() -> list[str]:
     """The tags that this commit gets. Refusal (73): it cannot be released, with every reason."""
     if changed := _git("status", "--porcelain").splitlines():
         raise Refusal(REFUSED, f"a release is a commit; not committed: {', '.join(line[3:] for line in changed)}")
-    last = _git("describe", "--tags", "--abbrev=0", "--match=v*", check=False).strip()
+    last = _git("describe", "--tags", "--abbrev=0", "--match=v[0-9]*", check=False).strip()
     packages = sorted(path.parent.name for path in ROOT.glob("stages/*/pyproject.toml"))
     new = [package for package in packages if version_of(package) != _version_at(last, package)]
     problems = [

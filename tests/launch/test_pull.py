@@ -11,9 +11,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_contract.errors import StorageFailure
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.cli import app
-from lsdflow_launch.images.pins import key_of
+from lsdflow_launch.images.engines import Apptainer
+from lsdflow_launch.images.pins import key_of, read_pins
 
 DIGEST = "sha256:" + "ab" * 32
 # It has the images of the files in its folder; `pull` gets every image but those of a registry that is closed.
@@ -77,6 +79,13 @@ def test_the_images_of_the_stages_that_run_are_pulled_by_digest_and_only_once(do
     assert len(_pulled(docker)) == len(wanted)
 
 
+def test_a_folder_of_sifs_that_cannot_be_made_is_named(experiment: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    pin = read_pins(experiment / "images.env")["PREPARE_IMAGE"]
+    with pytest.raises(StorageFailure, match="file/sifs"):
+        Apptainer("apptainer", tmp_path / "file" / "sifs").pull("prepare", pin)
+
+
 def test_a_pin_without_digest_is_not_pulled(docker: Path, experiment: Path) -> None:
     _pin(experiment, "lab/{}:1.2.0")
     done = _pull(experiment, "--to", "prepare")
@@ -85,11 +94,13 @@ def test_a_pin_without_digest_is_not_pulled(docker: Path, experiment: Path) -> N
     assert not (docker / "calls").exists()
 
 
-def test_a_registry_that_gives_nothing_is_named_with_its_answer(docker: Path, experiment: Path) -> None:
+def test_a_registry_that_gives_nothing_is_named_with_its_answer(
+    docker: Path, experiment: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     _pin(experiment, f"closed/{{}}:1.2.0@{DIGEST}")
     done = _pull(experiment)
     assert done.exit_code == 69
-    assert "denied: requested access" in done.stderr
+    assert "denied: requested access" in capfd.readouterr().err
     assert "PREPARE_IMAGE" in done.stderr
 
 

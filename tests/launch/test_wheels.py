@@ -24,7 +24,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _type(lines: str, folder: Path, dist: Path) -> str:
-    """Type lines of the page, with uv in the place of pip, which takes minutes; the output of the last line."""
+    """Type lines of the page, with uv in the place of pip, which takes minutes; return the output."""
     # The clone's wheels of torch for CPUs, if it has them, as in the Makefile.
     wheels = os.environ.get("PIP_FIND_LINKS", "")
     torch = (

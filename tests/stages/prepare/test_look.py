@@ -45,7 +45,7 @@ def test_it_reports_size_voxels_grey_values_and_the_labelled_part(tmp_path: Path
     assert training["voxel_size_nm"] == [40.0, 8.0, 4.0]
     assert (training["dtype"], training["grey"], training["whole"]) == ("uint16", [100.0, 500.0], True)
     assert training["grey_percentiles"] == {"1": 100.0, "50": 300.0, "99": 500.0}
-    assert (training["labels"]["neurons"], training["labels"]["small_neurons"]) == (2, 2), "640 voxels each"
+    assert (training["labels"]["neurons"], training["labels"]["neurons_below_1000_vox"]) == (2, 2), "640 each"
     assert training["labels"]["labelled_fraction"] == pytest.approx(0.5)
     assert (target["labels"], target["labels_beside"]) == (None, False)
 

@@ -296,13 +296,15 @@ def _volume_line(name: str, volume: Mapping[str, Any]) -> str:
         """Return numbers as `40 x 8 x 8`."""
         return " x ".join(f"{number:g}" for number in numbers)
 
-    grey = " to ".join(f"{value:g}" for value in volume["grey"])
+    grey, whole = " to ".join(f"{value:g}" for value in volume["grey"]), volume["whole"]
     line = f"{name}: {joined(volume['shape_vox'])} voxels of {joined(volume['voxel_size_nm'])} nm, {volume['format']}"
-    line += f" {volume['dtype']}, grey values {grey or 'unknown'}"
+    line += f" {volume['dtype']}, grey values {grey or 'unknown'} (99.8 %)"
     if labels := volume["labels"]:
-        line += f"; {labels['neurons']} neurons ({labels['small_neurons']} of less than 1000 voxels), "
+        # In a sample, neurons are cut.
+        small = f" ({labels['neurons_below_1000_vox']} of less than 1000 voxels)" if whole else ""
+        line += f"; {labels['neurons']} neurons{small}, "
         line += f"{labels['labelled_fraction']:.0%} labelled, {labels['trained_fraction']:.0%} inside of the mask"
-    return line + ("" if volume["whole"] else " (from a sample)")
+    return line + ("" if whole else "; from a sample")
 
 
 def show_problems(

@@ -33,7 +33,6 @@ OUTSIDE_PERCENT = 0.1
 PERCENTILES = (1, 50, 99)
 TARGET = "target"
 EVERY_NTH_VOXEL = 4
-SMALL_NEURON_VOX = 1000
 
 
 def look_at(inputs: VolumeInputs, resolve: Resolve, deadline: float) -> dict[str, Any]:
@@ -101,7 +100,7 @@ def _labels(inputs: VolumeInputs, found: LabelStatistics) -> dict[str, Any] | No
     return {
         "where": inputs.labels.source.where,
         "neurons": found.neurons,
-        "small_neurons": sum(0 < size < SMALL_NEURON_VOX for label, size in found.sizes.items() if label),
+        "neurons_below_1000_vox": sum(size < 1000 for label, size in found.sizes.items() if label),
         "labelled_fraction": 1 - found.sizes.get(0, 0) / max(found.voxels, 1),
         "trained_fraction": found.trained_fraction,
     }

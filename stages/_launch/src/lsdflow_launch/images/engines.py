@@ -22,7 +22,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from lsdflow_contract.errors import ConfigError, MissingInput, StageError, StoreUnreachable, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean
-from lsdflow_contract.files import read_json
+from lsdflow_contract.files import read_json, storage_errors
+from lsdflow_launch.commands import run_command
 from lsdflow_launch.images.pins import Pin, key_of
 
 URI_FILE_VARIABLE = "MONGO_URI_FILE"
@@ -204,7 +205,7 @@ class DockerLike:
     def pull(self, stage: str, pin: Pin) -> None:
         """Fetch the image of the pin's digest from its registry. StoreUnreachable (69) if that fails."""
         del stage
-        _pull([self.program, "pull", "--quiet", f"{pin.name}@{pin.digest}"], pin, f"{self.program} login")
+        _pull([self.program, "pull", f"{pin.name}@{pin.digest}"], pin, f"{self.program} login")
 
     def knows(self, name: str) -> bool:
         """Return True if the engine finds an image by exactly this name."""
@@ -258,25 +259,27 @@ class Apptainer:
 
         StoreUnreachable (69) if that fails.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".pull-", dir=self.folder) as work:
+        with storage_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            room = tempfile.TemporaryDirectory(prefix=".pull-", dir=self.folder)
+        with room as work:
             definition, made = Path(work, "definition"), Path(work, "made.sif")
             image = f"Bootstrap: docker\nFrom: {pin.name}@{pin.digest}\n"
             definition.write_text(f"{image}\n%labels\n    {SIF_DIGEST_LABEL} {pin.digest}\n", encoding="utf-8")
-            command = [self.program, "--quiet", "build", "--disable-cache", *SQUASHED, str(made), str(definition)]
+            command = [self.program, "build", "--disable-cache", *SQUASHED, str(made), str(definition)]
             _pull(command, pin, f"{self.program} registry login")
             made.chmod(0o644)
             made.replace(self.folder / _sif_name(stage, pin))
 
 
 def _pull(command: Sequence[str], pin: Pin, login: str) -> None:
-    done = _ask(command)
-    if done.returncode != 0:
+    """Run it, with its progress and messages on the screen."""
+    if code := run_command(command):
         raise StoreUnreachable(
             f"{command[0]} did not get the image",
             where=pin.key,
             wanted=pin,
-            found=(done.stderr or done.stdout).strip()[-2000:],
+            found=f"exit code {code}; its message is above",
             fix=f"name the registry in {pin.key} of images.env, and log in to it ({login}); then pull again",
         )
 

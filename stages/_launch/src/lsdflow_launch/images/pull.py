@@ -16,7 +16,7 @@ from lsdflow_launch.images.engines import Engine, engine_named
 from lsdflow_launch.images.pins import Pin, pin_of_stage, read_pins
 from lsdflow_launch.options import Debug, First, Folder, Images, Json, Last, Set
 from lsdflow_launch.options import Engine as EngineName
-from lsdflow_launch.output import next_line, print_answer
+from lsdflow_launch.output import next_line, print_answer, stdout_for_json
 
 LOG = logging.getLogger("lsdflow.run")
 FOUND, PULLED = "is here", "pulled"
@@ -40,7 +40,8 @@ def add_pull_verb(app: typer.Typer) -> None:
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, override or [])
             stages = stages_of(experiment, first, last)
-            done = pull_images(experiment, engine_named(engine, images or sif_folder(experiment)), stages)
+            with stdout_for_json(as_json):
+                done = pull_images(experiment, engine_named(engine, images or sif_folder(experiment)), stages)
             step = f"lsdflow run {folder} --backend container"
             lines = [f"{stage}: {pin} {what}" for stage, (pin, what) in done.items()]
             facts = {stage: {"image": str(pin), "pulled": what == PULLED} for stage, (pin, what) in done.items()}
