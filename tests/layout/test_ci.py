@@ -29,6 +29,13 @@ def test_ci_runs_every_part_of_make_test_all_once() -> None:
     assert [target for target in run if target != "test-real"] == parts.split()
 
 
+def test_what_a_part_has_no_time_for_leaves_out_no_test_beside_it() -> None:
+    (function,) = re.findall(r"^on_bed\(\) .*$", RUN.read_text(), re.MULTILINE)
+    script = f"{function}\nexport LSDFLOW_CI_NO_TIME=/a/file engines_tmp=/t; on_bed printenv LSDFLOW_CI_NO_TIME"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 
 
