@@ -31,6 +31,7 @@ from lsdflow_launch.run import FIRST_STEPS, add_run_verb
 from lsdflow_launch.slurm.submit import add_cluster_verbs
 from lsdflow_launch.status import experiment_status, show_status
 from lsdflow_launch.sweep.cli import app as sweep_app
+from lsdflow_launch.sync import add_sync_verb
 from lsdflow_launch.view import add_view_verbs
 
 DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
@@ -38,7 +39,7 @@ DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
 VERBS = (
     *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "verify", "repair", "doctor"),
     *("results", "use", "clean"),
-    *("submit", "scale", "cancel", "select-checkpoint", "schema", "pull", "compose-env", "cite"),
+    *("submit", "scale", "cancel", "select-checkpoint", "schema", "sync", "pull", "compose-env", "cite"),
 )
 app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))
 
@@ -135,6 +136,7 @@ def compose_env(folder: Folder, override: Set = None, as_json: Json = False, deb
 app.add_typer(sweep_app)
 add_cluster_verbs(app)
 add_pull_verb(app)
+add_sync_verb(app)
 add_selection_verb(app)
 add_result_verbs(app)
 add_integrity_verbs(app)

@@ -56,7 +56,7 @@ def mounts_of(experiment: Experiment, writable: Sequence[Path] = ()) -> list[Mou
     """
     root = experiment.path.parent
     found = {folder: Mount(folder, folder, writable=True) for folder in (root, *writable)}
-    for path in (*_inputs(experiment), *_secrets(experiment)):
+    for path in (*inputs_of(experiment), *_secrets(experiment)):
         if path == Path("/"):
             raise ConfigError("an input is the root of the file system", where=experiment.path)
         if not path.is_relative_to(root):
@@ -72,7 +72,7 @@ def uri_file_of(experiment: Experiment) -> Path | None:
     return _absolute(experiment.path.parent, named) if named else None
 
 
-def _inputs(experiment: Experiment) -> Iterator[Path]:
+def inputs_of(experiment: Experiment) -> Iterator[Path]:
     """Yield volumes, masks, skeletons, bundles: every existing path in a stage's table."""
     root = experiment.path.parent
     for text in _strings([experiment.tables.get(stage, {}) for stage in STAGES]):
