@@ -46,7 +46,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 # Python must store its bytecode, even if the shell forbids it; without it, every command starts seconds later.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo demo-network test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check check-types stages format lock clean bench bench-gpu bench-networks bench-quality gpu-bundle
+.PHONY: capabilities help setup setup-mlflow setup-tensorflow setup-view demo demo-network test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check check-types stages format lock clean bench bench-gpu bench-networks bench-quality gpu-bundle
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -247,6 +247,9 @@ check-types: setup
 
 stages:  ## write stages.toml into the files that cannot read it: wrappers of SLURM, compose services, the bake file
 	$(PYTHON) containers/stages.py
+
+capabilities:  ## list the capabilities of docs/capabilities.md that no test proves
+	@$(PYTHON) tests/plugins/capabilities.py
 
 format:  ## format the code and apply the automatic fixes of the linter
 	.venv/blocks/bin/ruff format .

@@ -100,6 +100,7 @@ def _event(kind: str, *machines: str, number: str = "E1") -> dict:
     return {"EventId": number, "EventType": kind, "ResourceType": "VirtualMachine", "Resources": list(machines)}
 
 
+@pytest.mark.proves("CLD-07")
 def test_jobs_of_an_evicted_node_are_signalled_and_the_node_is_taken_out(
     azure: Path, metadata: Metadata, commands: Path, slurm: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_jobs_of_an_evicted_node_are_signalled_and_the_node_is_taken_out(
     ]
 
 
+@pytest.mark.proves("TRB-26")
 def test_jobs_that_stay_are_requeued_after_the_grace(
     azure: Path, metadata: Metadata, commands: Path, slurm: Path
 ) -> None:

@@ -87,6 +87,7 @@ def _refused(call: Callable[[], object]) -> bool:
     return False
 
 
+@pytest.mark.proves("DBS-02")
 def test_without_a_password_nothing_is_read_written_or_listed(scheduler: Scheduler) -> None:
     with MongoClient("127.0.0.1", scheduler.port, directConnection=True) as stranger:
         assert _refused(stranger.list_database_names)
@@ -117,6 +118,7 @@ def test_secrets_are_readable_by_their_owner_only_and_are_nowhere_else(scheduler
     assert not any(p in elsewhere for p in passwords)
 
 
+@pytest.mark.proves("DBS-02")
 def test_it_listens_on_the_given_address_only(scheduler: Scheduler) -> None:
     wanted = f"{scheduler.port:04X}"
     rows = [r.split() for name in ("tcp", "tcp6") for r in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]

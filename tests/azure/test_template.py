@@ -62,6 +62,7 @@ def test_wrong_templates_and_undefined_variables_are_refused(
         cyclecloud.render(cyclecloud.parse(text.replace("$MountAddress", "$NETAPP_IP")), example)
 
 
+@pytest.mark.proves("CLD-01")
 def test_every_node_array_is_a_partition_of_its_own_with_a_limit(nodes: dict[str, dict[str, str]]) -> None:
     arrays = {name: values for name, values in nodes.items() if name != "scheduler"}
     assert {name: values["slurm.partition"] for name, values in arrays.items()} == {n: n for n in arrays}
@@ -74,6 +75,7 @@ def test_every_node_array_is_a_partition_of_its_own_with_a_limit(nodes: dict[str
     assert [n for n, v in arrays.items() if v["slurm.default_partition"] == "true"] == ["cpu"]
 
 
+@pytest.mark.proves("CLD-01")
 def test_only_gpulowprio_is_spot_and_its_price_is_the_parameter(nodes: dict[str, dict[str, str]]) -> None:
     assert [n for n, v in nodes.items() if v["Interruptible"] == "true"] == ["gpulowprio"]
     assert nodes["gpulowprio"]["MaxPrice"] == "-1"

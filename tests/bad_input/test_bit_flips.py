@@ -243,6 +243,7 @@ def flips(kinds: list[Kind], chance: random.Random) -> Iterator[Kind]:
         yield kinds[number % len(kinds)]
 
 
+@pytest.mark.proves("NEW-03")
 def test_one_flipped_bit_is_reported_or_changes_no_result(chain: Chain) -> None:
     chance, wrong = random.Random(SEED), []
     table: dict[tuple[str, str], Counter[str]] = {}

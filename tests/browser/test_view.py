@@ -97,6 +97,7 @@ def opened(drawing_visit: Any, address: str) -> Any:
     return drawing_visit
 
 
+@pytest.mark.proves("VIS-02")
 def test_every_layer_loads_at_its_scale_and_offset(opened: Any, viewed: tuple[Path, dict[str, Any]]) -> None:
     opened.page.evaluate(SHOW_ALL)
     opened.page.wait_for_function(f"() => ({LAYERS})().every(layer => layer.chunks > 0)", timeout=PATIENCE_MS)

@@ -81,6 +81,7 @@ def test_the_variant_is_built_from_the_same_dockerfile_under_a_version_of_its_ow
     assert f"--build-arg STAGE={stage} --build-arg TORCH={torch} --build-arg BACKEND=tensorflow " in build
 
 
+@pytest.mark.proves("NEW-07")
 @pytest.mark.parametrize("torch", ["cpu", "cuda", "cuda12"])
 def test_the_images_of_a_stage_for_cpu_and_for_cuda_do_not_replace_each_other(torch: str, bench: Bench) -> None:
     """Tag, label, pin and SIF name the variant; an image without torch has none."""

@@ -41,6 +41,7 @@ def _lut() -> Lut:
     return Lut(np.array([3, 5, 2**63 - 1], np.uint64), np.array([3, 3, 7], np.uint64))
 
 
+@pytest.mark.proves("SEG-02")
 def test_a_lut_is_the_fields_npz_with_a_side_car(tmp_path: Path) -> None:
     path = tmp_path / lut_name("hist_quant_75", 0.285)
     write_lut(path, _lut(), {"threshold": 0.285})

@@ -53,6 +53,7 @@ def test_a_length_without_a_known_unit_is_refused_with_the_allowed_forms(text: o
         Lengths.parse(text)
 
 
+@pytest.mark.proves("WSD-02")
 def test_a_length_that_is_no_whole_number_of_voxels_names_field_and_nearest_fit() -> None:
     with pytest.raises(ConfigError, match="block_shape") as caught:
         Lengths.parse("2048 nm").to_vox((40, 8, 8), "block_shape")

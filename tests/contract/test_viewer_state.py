@@ -42,6 +42,7 @@ def _source(state: dict[str, Any], number: int = 0) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.proves("VIS-02")
 def test_every_voxel_is_at_its_offset_plus_index_times_voxel_size() -> None:
     state = neuroglancer_state((_layer(),), "http://127.0.0.1:9000")
     for index in ([0.0, 0.0, 0.0], [3.0, 5.0, 7.0]):

@@ -55,6 +55,7 @@ def test_one_loss_that_is_not_finite_ends_all_naming_process_and_batch(training)
     assert spoilt.iterations() == []
 
 
+@pytest.mark.proves("DDP-04", "TRB-23")
 def test_weights_that_differ_are_found_and_the_process_named(training) -> None:
     drifting = training("drifting", checkpoint_every=2)
     assert drifting.live(2, before=[None, drift]) == [70, 70]
@@ -76,6 +77,7 @@ def test_a_process_that_does_not_fit_in_memory_ends_all_with_what_to_change(trai
         assert "num_fmaps" in error.fix
 
 
+@pytest.mark.proves("DDP-20", "TRB-22")
 def test_processes_that_do_not_come_are_named() -> None:
     store, port = serve(LOOPBACK, 0, 60.0)
     store.set("0/here/1", "1")
@@ -95,6 +97,7 @@ def test_a_first_process_that_does_not_come_is_named() -> None:
     assert caught.value.found == "missing: process 0"
 
 
+@pytest.mark.proves("DDP-19", "TRB-21")
 def test_a_port_that_is_taken_is_named() -> None:
     store, port = serve(LOOPBACK, 0, 60.0)
     with pytest.raises(StoreUnreachable, match=f"{LOOPBACK}:{port}"):

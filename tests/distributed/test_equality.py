@@ -18,6 +18,7 @@ def largest_difference(one, other) -> float:
 STEERED = {"average_decay": 0.5, "patience_iterations": 1000}
 
 
+@pytest.mark.proves("DDP-04", "DDP-14")
 @pytest.mark.parametrize(("strategy", "patches", "options"), [("ddp", 2, {}), ("fsdp", 1, STEERED)])
 def test_two_processes_learn_what_one_learns_with_twice_as_many_patches(
     training, strategy: str, patches: int, options: dict

@@ -30,6 +30,7 @@ atexit.register(store)
 """
 
 
+@pytest.mark.proves("DDP-01")
 def test_two_processes_are_started_and_leave_one_training_and_no_thread_of_their_group(
     training, tmp_path, monkeypatch
 ) -> None:

@@ -18,12 +18,14 @@ def test_a_batch_script_without_srun_is_one_process_however_many_tasks_the_job_h
     assert ranks_of_environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}).world_size == 1
 
 
+@pytest.mark.proves("DDP-01")
 def test_torchrun_is_understood() -> None:
     given = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     where = {"MASTER_ADDR": "n1", "MASTER_PORT": "123", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     assert ranks_of_environment(given | where) == Ranks(3, 4, 1, 2, "n1", 123, store_runs=True)
 
 
+@pytest.mark.proves("DDP-02")
 def test_the_rendezvous_of_tasks_of_srun_is_the_first_node_at_a_port_of_the_job() -> None:
     job = {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "40123", "SLURM_RESTART_COUNT": "2"}
     assert ranks_of_environment(SRUN | job) == Ranks(5, 8, 1, 4, "gpu07", 20123, attempt="2")

@@ -26,6 +26,7 @@ def used_port() -> Iterator[socket.socket]:
         yield listening
 
 
+@pytest.mark.proves("DDP-19")
 def test_a_port_that_becomes_free_in_time_is_used(used_port: socket.socket) -> None:
     port = used_port.getsockname()[1]
     Timer(0.5, used_port.close).start()

@@ -40,6 +40,7 @@ def gradient_of(patches: list[Patch], net: UNet | None = None, **how) -> torch.T
     return before - torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
+@pytest.mark.proves("DDP-10")
 def test_the_gradient_of_a_step_is_the_mean_over_its_patches() -> None:
     one, other = gradient_of([patch(1)]), gradient_of([patch(2)])
     assert torch.allclose(gradient_of([patch(1), patch(2)]), (one + other) / 2, atol=1e-6)
@@ -54,6 +55,7 @@ def test_a_step_reports_the_mean_losses_of_its_patches() -> None:
     assert losses[2] == pytest.approx((losses[0] + losses[1]) / 2)
 
 
+@pytest.mark.proves("DDP-11")
 def test_a_clipped_gradient_has_the_given_norm_and_the_same_direction() -> None:
     free = gradient_of([patch(1)])
     limit = float(free.norm()) / 10
@@ -61,6 +63,7 @@ def test_a_clipped_gradient_has_the_given_norm_and_the_same_direction() -> None:
     assert torch.allclose(gradient_of([patch(1)], clip=1e6), free)
 
 
+@pytest.mark.proves("DDP-08")
 def test_levels_that_are_computed_again_give_equal_gradients_and_the_same_names() -> None:
     usual, again = network(), network()
     compute_again(again)

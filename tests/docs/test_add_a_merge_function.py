@@ -124,6 +124,7 @@ def joined_by_reference(copy: Path, fragments: NDArray[np.uint64]) -> dict[tuple
     return dict(joined)
 
 
+@pytest.mark.proves("NEW-16")
 def test_the_steps_of_the_page_give_the_scores_and_segments_of_the_slow_reference(
     copy: Path, experiment: Experiment
 ) -> None:

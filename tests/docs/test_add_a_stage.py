@@ -100,6 +100,7 @@ def followed(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Followed:
     return made
 
 
+@pytest.mark.proves("NEW-16")
 def test_its_blocks_give_what_one_shot_gives_and_two_radii_lie_side_by_side(followed: Followed) -> None:
     median = _module(followed.root / "stages" / "smooth" / "src" / "lsdflow_smooth" / "median.py").median
     raw = open_volume(ExperimentLayout(followed.experiment).target_volume, RAW.dataset)

@@ -83,6 +83,7 @@ def test_the_page_explains_every_function_and_no_other() -> None:
     assert set(re.findall(r"lsdflow\.(\w+)\(", "".join(BLOCKS))) == public
 
 
+@pytest.mark.proves("WSD-11")
 @pytest.mark.parametrize(
     ("stage", "output", "name"),
     [

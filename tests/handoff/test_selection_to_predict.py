@@ -140,6 +140,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     return loaded
 
 
+@pytest.mark.proves("TLS-23")
 def test_the_better_network_by_labels_that_count_is_chosen_and_predict_takes_it(experiment: Experiment) -> None:
     box = {"raw_shape_vox": SHAPE_VOX, "labels_begin_vox": (0, 0, 0), "labels_shape_vox": SHAPE_VOX}
     region = region_of("a", {**box, "held_out_sections": HELD_OUT})

@@ -25,6 +25,7 @@ def _settings(experiment: Experiment) -> dict[str, str]:
     return job_settings(cluster_of(experiment), experiment)
 
 
+@pytest.mark.proves("SCH-01")
 def test_only_gpu_stages_ask_for_gpus_and_of_predict_only_the_workers(tmp_path: Path) -> None:
     settings = _settings(_experiment(tmp_path))
     with_gpu = {key.removesuffix("_GRES") for key in settings if key.endswith("_GRES")}

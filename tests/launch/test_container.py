@@ -158,6 +158,7 @@ def test_overrides_reach_the_stage_in_the_container(docker: Path, experiment: Pa
     assert _calls(docker)[0][-2:] == ["--set", "compute.workers=5"]
 
 
+@pytest.mark.proves("PRD-10")
 @pytest.mark.parametrize("name", ["plain", "with space", "comma,and:colon", 'quo"te', "$(touch gone)", "ü"])
 def test_inputs_outside_are_mounted_read_only_at_their_own_path(
     docker: Path, experiment: Path, tmp_path: Path, name: str

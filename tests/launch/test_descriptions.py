@@ -43,6 +43,7 @@ def files_of(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.name != "plan.json"}
 
 
+@pytest.mark.proves("NEW-02")
 def test_every_stage_of_a_fresh_experiment_is_planned_and_nothing_is_left_behind(fresh: Path) -> None:
     before = files_of(fresh)
     answer = plan(fresh)
@@ -57,6 +58,7 @@ def test_every_stage_of_a_fresh_experiment_is_planned_and_nothing_is_left_behind
     assert answer["train-acrlsd"]["voxel_size_nm"] == [10, 10, 10]
 
 
+@pytest.mark.proves("NEW-02")
 def test_a_plan_for_a_volume_of_another_shape_needs_no_such_volume(fresh: Path) -> None:
     kept = plan(fresh) and (fresh / "plan.json").read_bytes()
     shape = (4000, 5000, 6000)

@@ -136,6 +136,7 @@ def test_a_file_system_without_hard_links_needs_a_fix(tmp_path: Path, monkeypatc
     assert (found.state, "hard links" in found.fix) == ("FAIL", True)
 
 
+@pytest.mark.proves("TRB-13")
 def test_a_slow_disk_is_reported_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "SLOW_MB_PER_S", 1e9)
     assert states(doctor.try_folder(tmp_path))["speed"].state == "warn"
@@ -238,6 +239,7 @@ def test_a_training_that_is_not_installed_is_no_fault(monkeypatch: pytest.Monkey
 # GPU, containers, scheduler
 
 
+@pytest.mark.proves("CON-04")
 @pytest.mark.parametrize(
     ("facts", "gpus", "state", "to_do"),
     [
@@ -254,6 +256,7 @@ def test_torch_must_see_the_gpus_that_the_driver_has(facts: dict[str, Any], gpus
     assert (found.state, to_do in found.fix) == (state, True)
 
 
+@pytest.mark.proves("CON-04")
 def test_a_driver_that_lists_no_gpu_needs_a_fix(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ask_doctor_of", lambda *_: {**FINE, "devices": 0})
     program("nvidia-smi", "sys.stderr.write('NVIDIA-SMI has failed'); sys.exit(9)")

@@ -187,6 +187,7 @@ def test_too_small_a_disk_ends_with_74_only_if_what_is_known_is_too_much(
     assert code_with(1_000_000, files=20)[0] == 74
 
 
+@pytest.mark.proves("EST-02")
 def test_prices_come_from_the_users_file_with_a_line_for_each_stage_and_fixed_costs(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
     finish(experiment, "prepare", seconds=1.0)

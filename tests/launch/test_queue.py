@@ -116,6 +116,7 @@ def _begin(queue: Queue, stage: str, done: int, seconds_ago: float) -> None:
     attempts.write_text("".join(lines))
 
 
+@pytest.mark.proves("SCH-05", "TRB-06")
 def test_status_joins_queue_blocks_speed_and_failures_with_their_logs(queue: Queue) -> None:
     _begin(queue, "predict", done=10, seconds_ago=300)
     queue.rows(
@@ -211,6 +212,7 @@ def test_scale_without_a_stage_is_refused(queue: Queue) -> None:
     assert queue.calls("sbatch") == []
 
 
+@pytest.mark.proves("SCH-05")
 def test_cancel_ends_the_last_jobs_first_and_nobody_elses(queue: Queue) -> None:
     queue.rows(
         ("11", "RUNNING", "None", "n1", 0, 0),

@@ -70,6 +70,7 @@ def test_results_say_which_is_current_and_what_differs(experiment: Experiment) -
     assert all("  fragments.zarr" in line for line in lines)
 
 
+@pytest.mark.proves("NEW-01")
 def test_an_earlier_result_is_made_current_and_verified(experiment: Experiment) -> None:
     from lsdflow_watershed.stage import Watershed
 

@@ -94,6 +94,7 @@ def verified(folder: Path) -> Result:
     return CliRunner().invoke(watershed, ["verify", "--experiment", str(folder)])
 
 
+@pytest.mark.proves("DAT-15")
 @pytest.mark.parametrize("kind", ["folder", "host", "remote"])
 def test_settings_networks_and_volumes_go_there_and_results_come_back(
     lab: Path, tmp_path: Path, ssh: Path, store: Path, kind: str
@@ -125,6 +126,7 @@ def test_settings_networks_and_volumes_go_there_and_results_come_back(
     assert not ssh.exists() if kind != "host" else set(ssh.read_text().split()) == {"ann@node"}
 
 
+@pytest.mark.proves("DAT-15")
 def test_verify_at_the_other_end_says_whether_all_arrived(lab: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
     assert sync(lab, there).exit_code == sync(lab, there, "--results").exit_code == 0
@@ -138,6 +140,7 @@ def test_verify_at_the_other_end_says_whether_all_arrived(lab: Path, tmp_path: P
     assert verified(there).exit_code == 0
 
 
+@pytest.mark.proves("SWP-08")
 def test_a_copy_in_object_storage_serves_a_third_machine(lab: Path, tmp_path: Path, store: Path) -> None:
     """Settings and volumes through the storage to a node; then its results through the storage to the lab."""
     node, remote = tmp_path / "node", "rclone:store:lab/exp"

@@ -71,6 +71,7 @@ def test_every_list_names_what_is_there() -> None:
     assert [path for path in core if _is_in(path, [other for other in core if other != path])] == []
 
 
+@pytest.mark.proves("NEW-16")
 def test_every_package_has_tests_of_its_own() -> None:
     packages = {path.name.removeprefix("_") for path in (REPOSITORY / "stages").iterdir() if path.is_dir()}
     assert {name.removeprefix("TESTS_OF_") for name in _lists() if name.startswith("TESTS_OF_")} == packages

@@ -73,6 +73,7 @@ def test_scores_equal_their_definitions_read_voxel_by_voxel(seed: int, zeros: Ze
         assert getattr(found, name) == pytest.approx(wanted, abs=1e-12), name
 
 
+@pytest.mark.proves("EVA-01")
 @pytest.mark.parametrize("seed", range(4))
 def test_voi_and_adapted_rand_error_equal_scikit_image(seed: int) -> None:
     truth = voronoi_labels((20, 22, 24), 12, seed)

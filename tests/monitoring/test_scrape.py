@@ -19,6 +19,7 @@ from .conftest import BLOCKS, REPOSITORY, Watched, eventually
 JOBS = ("stage", "files")
 
 
+@pytest.mark.proves("MON-03")
 @pytest.mark.parametrize("job", JOBS)
 def test_blocks_in_prometheus_are_those_of_the_done_marks(watched: Watched, job: str) -> None:
     store = watched.experiment.layout.store
@@ -105,6 +106,7 @@ EXPRESSIONS = [
 ]
 
 
+@pytest.mark.proves("MON-04")
 @pytest.mark.parametrize(("title", "expression"), EXPRESSIONS)
 def test_every_panel_of_the_dashboard_has_something_to_show(watched: Watched, title: str, expression: str) -> None:
     assert len(EXPRESSIONS) >= 20

@@ -76,6 +76,7 @@ def test_another_contract_major_is_refused(tmp_path: Path) -> None:
         load_bundle(folder)
 
 
+@pytest.mark.proves("TAC-02")
 def test_quantisation_in_torch_is_that_of_the_contract() -> None:
     values = np.concatenate(
         [
@@ -89,6 +90,7 @@ def test_quantisation_in_torch_is_that_of_the_contract() -> None:
     np.testing.assert_array_equal(dequantise_u8(stored).numpy(), contract_dequantise(stored.numpy()))
 
 
+@pytest.mark.proves("DAT-02", "TLS-02", "TLS-12")
 def test_raw_of_every_type_gives_the_same_network_input() -> None:
     grey = np.arange(256, dtype=np.uint8).reshape(4, 8, 8)
     expected = raw_to_network(grey)
@@ -112,6 +114,7 @@ def test_predict_converts_grey_values_or_refuses_them(tmp_path: Path) -> None:
             predictor.predict(wrong)
 
 
+@pytest.mark.proves("PRD-09")
 def test_acrlsd_one_pass_is_two_passes(tmp_path: Path) -> None:
     """LSDs kept in memory and LSDs stored as uint8 in between give the same affinities, bit for bit."""
     lsd, _, lsd_folder = saved(tmp_path / "lsd")

@@ -62,6 +62,7 @@ def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert torch_facts()["cuda_problem"] == "Found no NVIDIA driver on your system."
 
 
+@pytest.mark.proves("TRB-12")
 @pytest.mark.parametrize(("given", "refused"), [("0", True), ("GPU-5c1", True), ("", False), ("NoDevFiles", False)])
 def test_a_job_with_gpus_does_not_silently_take_the_cpu(
     monkeypatch: pytest.MonkeyPatch, given: str, refused: bool

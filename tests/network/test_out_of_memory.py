@@ -22,6 +22,7 @@ def error_if(monkeypatch: pytest.MonkeyPatch, own: int, free: int) -> str:
     return does_not_fit("it does not fit in memory", torch.OutOfMemoryError(TEXT), "tile 0", SMALLER).message()
 
 
+@pytest.mark.proves("TRB-01")
 def test_what_this_process_holds_is_reported_with_the_option_that_takes_less(monkeypatch) -> None:
     message = error_if(monkeypatch, own=76, free=1)
     assert "cuda:1: 80.0 GiB in all, 76.0 GiB held by this process, 3.0 GiB by others, 1.0 GiB free" in message

@@ -21,6 +21,7 @@ def cube(size: int) -> tuple[int, int, int]:
     return (size, size, size)
 
 
+@pytest.mark.proves("NET-01", "NET-04", "PRD-02")
 @pytest.mark.parametrize(("size", "output"), [(196, 92), (268, 164), (304, 200), (364, 260)])
 def test_published_shapes(size: int, output: int) -> None:
     assert shapes.output_shape_vox(MALA, cube(size)) == cube(output)
@@ -28,12 +29,14 @@ def test_published_shapes(size: int, output: int) -> None:
     assert shapes.tile_step_vox(MALA) == cube(12)
 
 
+@pytest.mark.proves("NET-06")
 def test_published_acrlsd_chain() -> None:
     chain = chain_shapes(MALA, MALA, cube(304))
     assert (chain.lsds_vox, chain.affinity_input_vox, chain.output_vox) == (cube(200), cube(196), cube(92))
     assert chain_input_for(MALA, MALA, cube(196)) == cube(304)
 
 
+@pytest.mark.proves("NET-05")
 def test_indivisible_shape_is_refused_naming_both_neighbours() -> None:
     with pytest.raises(ConfigError) as caught:
         shapes.output_shape_vox(MALA, (200, 196, 196))
@@ -50,6 +53,7 @@ def test_too_small_shape_names_the_smallest() -> None:
 factor = st.tuples(*[st.integers(1, 3)] * 3)
 
 
+@pytest.mark.proves("NET-04")
 @settings(max_examples=25, deadline=None)
 @given(
     factors=st.lists(factor, min_size=1, max_size=2),

@@ -37,6 +37,7 @@ def a_network(spec: UNetSpec) -> UNet:
     return network
 
 
+@pytest.mark.proves("NET-10")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_its_shapes_are_the_computed_ones_and_its_form_for_cpus_gives_the_same(name: str) -> None:
     spec = a_spec(**VARIANTS[name])

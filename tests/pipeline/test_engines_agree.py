@@ -118,6 +118,7 @@ def assert_same_results(found: Experiment, wanted: Experiment) -> None:
         assert np.array_equal(a.read(a.box), b.read(b.box)), path
 
 
+@pytest.mark.proves("DBS-07", "WSD-12")
 @pytest.mark.parametrize("compute", ['runner = "serial"', 'runner = "daisy"\nworkers = 3'])
 def test_mongo_gives_the_same_tables_voxels_and_identities_as_files(
     reference: Experiment, mongod: Any, tmp_path: Path, compute: str
@@ -166,6 +167,7 @@ def run_all_patiently(experiment: Experiment) -> None:
         stage.run(experiment)
 
 
+@pytest.mark.proves("AGG-03")
 def test_graphs_of_other_parameters_are_side_by_side_in_the_database(
     reference: Experiment, mongod: Any, tmp_path: Path
 ) -> None:

@@ -188,6 +188,7 @@ def test_a_failed_block_of_predict_is_to_all_later_stages_what_a_mask_is(tmp_pat
         assert (failed.stage, failed.block, failed.box) == ("predict", HOLE_NUMBER, HOLE), stage.name
 
 
+@pytest.mark.proves("NEW-05")
 @pytest.mark.parametrize("id_mode", ["seamless", "blocks"])
 def test_a_failed_block_of_watershed_is_a_hole_to_the_end_of_the_chain_and_heals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, id_mode: str

@@ -96,6 +96,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     return experiment
 
 
+@pytest.mark.proves("AGG-05")
 def test_fragments_of_cells_come_together_where_that_is_what_the_network_saw(
     reference: Experiment, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     return experiment
 
 
+@pytest.mark.proves("TRB-08")
 @pytest.mark.parametrize(
     "settings",
     [

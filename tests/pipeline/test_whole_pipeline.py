@@ -72,6 +72,7 @@ def reference(trained: Path) -> Path:
     return folder
 
 
+@pytest.mark.proves("SCH-06")
 def test_every_artefact_of_the_design_is_there(reference: Path) -> None:
     layout = ExperimentLayout(reference)
     predictions = layout.root / read_manifest(layout, "predict").outputs["affs"]

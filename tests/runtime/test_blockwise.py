@@ -206,6 +206,7 @@ def test_a_block_that_fails_by_itself_is_tried_three_times_by_whatever_worker(ma
     assert block_task(experiment).marks.failure(2)["attempts"] == 3, "a new run tries again"
 
 
+@pytest.mark.proves("TRB-10")
 def test_a_block_that_never_ends_is_given_up_after_three_time_outs_and_named(make_experiment: Make) -> None:
     experiment = make_experiment("a", "compute.workers=2", "compute.block_timeout_s=3")
     (experiment.layout.root / "hang").touch()
@@ -228,6 +229,7 @@ def test_a_block_survives_more_lost_workers_than_it_may_fail(make_experiment: Ma
     assert (weather.layout.root / "kill-times").read_text() == "0"
 
 
+@pytest.mark.proves("NEW-05")
 def test_a_block_that_takes_too_long_is_done_a_second_time_by_a_worker_without_work(make_experiment: Make) -> None:
     serial, experiment = make_experiment("a", SERIAL), make_experiment("b", "compute.workers=2")
     for name in ("slow-once", "impatient"):

@@ -150,6 +150,7 @@ def test_chunks_of_the_fill_value_are_written(tmp_path: Path, form: str) -> None
     assert len(_chunk_files(tmp_path / "v.zarr/a")) == chunks
 
 
+@pytest.mark.proves("DAT-17")
 def test_an_array_of_lsdflow_has_a_shard_per_block_with_chunks_near_64() -> None:
     from lsdflow_runtime.io.chunk_files import inner_chunk
 

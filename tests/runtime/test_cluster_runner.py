@@ -263,6 +263,7 @@ def test_a_worker_that_must_stop_ends_with_75_at_once(
     assert _end(worker)[0] == 75
 
 
+@pytest.mark.proves("TRB-20")
 def test_a_worker_without_a_coordinator_ends_with_75_and_reports_it(make_experiment: Make, start: Start) -> None:
     code, text = _end(start("worker", make_experiment("a"), "compute.join_wait_s=1"))
     assert code == 75
@@ -380,6 +381,7 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.proves("PRD-12")
 @pytest.mark.parametrize(
     ("what", "damage"),
     [("chunk", _delete), ("chunk", _truncate), ("chunk", _flip)]

@@ -144,6 +144,7 @@ PLACED: dict[str, tuple[str, Writer]] = {
 }
 
 
+@pytest.mark.proves("DAT-07")
 @pytest.mark.parametrize("name", PLACED)
 @pytest.mark.parametrize("data", [RAW, IDS], ids=["raw u8", "ids above 2^53"])
 def test_voxels_size_and_offset_come_back_bit_identical(tmp_path: Path, name: str, data: np.ndarray) -> None:
@@ -171,6 +172,7 @@ def test_any_box_is_the_same_as_the_slice_of_the_whole(tmp_path: Path, name: str
             np.testing.assert_array_equal(volume.read(box), RAW[box.slices()])
 
 
+@pytest.mark.proves("DAT-16")
 def test_json_roi_names_its_region(tmp_path: Path) -> None:
     with open_source(write_roi_json(tmp_path, RAW), None, DATASET) as volume:
         assert volume.roi_nm == ((160.0, 24.0, 9.0), (80.0, 16.0, 9.0))
@@ -184,6 +186,7 @@ def test_coarser_ome_level_has_the_same_corner_and_its_own_size(tmp_path: Path, 
         assert volume.geometry().offset_nm == OFFSET_NM
 
 
+@pytest.mark.proves("DAT-16")
 @pytest.mark.parametrize("form", [2, 3])
 def test_scale_pyramid_without_level_is_its_s0(tmp_path: Path, form: int) -> None:
     group = tmp_path / "a.zarr" / DATASET
@@ -220,6 +223,7 @@ def test_channels_come_first_in_every_storage_order(tmp_path: Path) -> None:
             np.testing.assert_array_equal(volume.read(volume.box), data)
 
 
+@pytest.mark.proves("DAT-07")
 @pytest.mark.parametrize("bigtiff", [False, True])
 @pytest.mark.parametrize("compression", [None, "zlib"])
 def test_multi_page_tiff_is_a_volume(tmp_path: Path, bigtiff: bool, compression: str | None) -> None:

@@ -106,6 +106,7 @@ def test_typed_size_keeps_the_voxel_position_of_the_offset() -> None:
     assert offset == (80, 40, 0)
 
 
+@pytest.mark.proves("DAT-13")
 @given(size=st.tuples(POSITIVE, POSITIVE, POSITIVE), voxels=st.tuples(*[st.integers(-1000, 1000)] * 3), factor=POSITIVE)
 def test_expansion_factor_divides_size_and_offset_alike(size: Any, voxels: Any, factor: float) -> None:
     offset = [n * s for n, s in zip(voxels, size, strict=True)]

@@ -73,6 +73,7 @@ def password_of(experiment: Experiment) -> list[str]:
     return [quoted, unquote_plus(quoted)]
 
 
+@pytest.mark.proves("DBS-01", "DBS-04")
 def test_nodes_and_edges_have_the_collections_fields_and_indexes_of_the_field(
     make_mongo: MakeMongo, mongod: Any
 ) -> None:
@@ -156,6 +157,7 @@ def _write_many(path: Path, results: Any) -> None:
     results.put(None)
 
 
+@pytest.mark.proves("DBS-06")
 def test_a_server_killed_and_restarted_in_the_middle_of_writing_loses_nothing_and_stops_nothing(
     own_mongod: Any, tmp_path: Path
 ) -> None:

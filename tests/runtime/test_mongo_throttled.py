@@ -25,6 +25,7 @@ def _connection(folder: Path, retry_s: float, options: str = "") -> MongoConnect
     return MongoConnection(address_in(file), retry_s)
 
 
+@pytest.mark.proves("DBS-03")
 @pytest.mark.parametrize("how", THROTTLED)
 def test_a_throttled_request_is_made_again(tmp_path: Path, how: str) -> None:
     errors: list[PyMongoError] = [THROTTLED[how], THROTTLED[how]]
@@ -47,6 +48,7 @@ def test_a_store_that_throttles_for_too_long_is_exit_69(tmp_path: Path, how: str
         _connection(tmp_path, retry_s=0.2).call(request)
 
 
+@pytest.mark.proves("DBS-06")
 def test_the_number_of_connections_is_that_of_the_uri(tmp_path: Path) -> None:
     connection = _connection(tmp_path, retry_s=1, options="maxPoolSize=3")
     assert connection.call(lambda db: db.client.options.pool_options.max_pool_size) == 3

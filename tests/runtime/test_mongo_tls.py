@@ -70,6 +70,7 @@ def make_experiment(tls_mongod: Any, tmp_path: Path) -> Make:
     return make
 
 
+@pytest.mark.proves("DBS-01", "DBS-03")
 def test_a_full_uri_with_the_authority_connects_and_stores(make_experiment: Make, certificates: Path) -> None:
     experiment = make_experiment(f"tls=true&tlsCAFile={certificates / 'ca.pem'}&retryWrites=false")
     assert problems_of_store(experiment) == []

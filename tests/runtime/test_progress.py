@@ -28,6 +28,7 @@ def test_eta_is_that_of_the_units_or_of_the_time_allowed_whichever_is_sooner(
     assert bar.line() == f"train: 100/1000 iterations, 1 iteration/s, ETA {eta}"
 
 
+@pytest.mark.proves("MON-07")
 def test_a_log_shows_rate_and_eta_within_five_seconds_and_then_once_a_minute(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -49,6 +49,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
+@pytest.mark.proves("NEW-05")
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
 def test_a_block_whose_storage_failed_for_a_moment_is_done_again(pauses: list[float], number: int) -> None:
     disk = Disk(failing(number), failing(number))

@@ -105,6 +105,7 @@ def test_a_box_wholly_outside_is_zero_or_mirrored(tmp_path: Path) -> None:
     assert np.array_equal(volume.read(box, "mirror"), values[4:1:-1])
 
 
+@pytest.mark.proves("DAT-17")
 def test_a_write_that_is_no_whole_chunk_is_refused(tmp_path: Path) -> None:
     output, _ = _array(tmp_path)
     with pytest.raises(ConfigError, match="whole chunks"):

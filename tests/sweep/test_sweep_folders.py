@@ -28,6 +28,7 @@ def prepared(path: Path) -> tuple[Sweep, SweepFolder]:
     return sweep, write_folders(sweep, sweep.default_folder)
 
 
+@pytest.mark.proves("SWP-04")
 def test_every_run_is_an_experiment_of_its_own_with_its_values(sweep_file: Write) -> None:
     _, made = prepared(sweep_file(TWO_LEVELS))
     folders = [made.run_folder(run) for run in made.plan.runs]
@@ -77,6 +78,7 @@ def test_an_axis_of_volumes_leaves_nothing_to_the_base(sweep_file: Write) -> Non
     assert fake.calls == [("prepare", "dataset-a"), ("prepare", "dataset-b")]
 
 
+@pytest.mark.proves("SWP-03")
 def test_prepare_makes_the_shared_volumes_once(sweep_file: Write) -> None:
     _, made = prepared(sweep_file(TWO_LEVELS))
     fake = FakeStages()
@@ -176,6 +178,7 @@ def test_an_axis_of_stores_begins_where_the_first_of_them_is_written(sweep_file:
     assert {stage for run in made.plan.runs for stage in run.nodes[-1].stages} == {*STAGES[4:]}
 
 
+@pytest.mark.proves("TLS-27")
 def test_a_path_to_a_file_of_the_base_leads_there_from_every_run_also_if_it_is_gone(
     sweep_file: Write, base: Path
 ) -> None:

@@ -27,6 +27,7 @@ AXES = list(LABELS)
 GRID = [Run(number=n, name=str(n), at=at, nodes=()) for n, at in enumerate(grid_of(GRID_AXES), 1)]
 
 
+@pytest.mark.proves("SWP-01")
 def test_two_by_two_by_two_by_four_are_32_runs_the_last_axis_fastest() -> None:
     assert len(GRID) == 32
     assert len({tuple(run.at.values()) for run in GRID}) == 32
@@ -40,6 +41,7 @@ def test_two_by_two_by_two_by_four_are_32_runs_the_last_axis_fastest() -> None:
     assert unique_names(GRID_AXES)[0] == "mode-mtlsd_merge_functions-mean_learning_rate-0.001_seed-0"
 
 
+@pytest.mark.proves("SWP-02")
 @given(by=st.sets(st.sampled_from(AXES)), parts=st.integers(1, 40))
 def test_parts_by_any_axes_are_a_partition_and_keep_groups_together(by: set[str], parts: int) -> None:
     dealt = [part_of(GRID, sorted(by), number, parts) for number in range(1, parts + 1)]
@@ -90,6 +92,7 @@ def test_a_part_that_there_is_not_is_refused() -> None:
 texts = st.text(st.sampled_from("abAB_-. /=µ"), max_size=6)
 
 
+@pytest.mark.proves("SWP-04")
 @given(st.lists(st.lists(texts, min_size=1, max_size=4, unique=True), min_size=1, max_size=3))
 def test_names_are_unique_on_any_file_system_and_safe_in_any_shell(values: list[list[str]]) -> None:
     axes = [axis(f"watershed.key{number}", *axis_values) for number, axis_values in enumerate(values)]

@@ -66,6 +66,7 @@ def test_means_and_deviations_over_seeds_are_right(sweep: SweepFolder, tmp_path:
     assert "lowest voi: 1.2 at segment.threshold = 0.2" in markdown(found)
 
 
+@pytest.mark.proves("SWP-06")
 def test_missing_and_failed_runs_are_flagged_and_no_part_of_a_mean(sweep: SweepFolder, tmp_path: Path) -> None:
     run(sweep, 1, 2, 3, fails=seed_2_fails)
     found = merged([sweep])
@@ -97,6 +98,7 @@ def test_before_any_run_is_done_the_tables_exist(sweep: SweepFolder, tmp_path: P
     assert len(rows(tmp_path / "runs.csv")) == 6
 
 
+@pytest.mark.proves("SWP-06")
 def test_folders_of_servers_without_shared_storage_become_one_table(
     sweep: SweepFolder, sweep_file: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +129,7 @@ def test_folders_of_different_grids_are_refused(sweep: SweepFolder, sweep_file: 
         merged([sweep, write_folders(other, sweep.root.with_name("second"))])
 
 
+@pytest.mark.proves("SWP-07")
 def test_status_and_merge_say_what_there_is_by_server_and_part(sweep: SweepFolder) -> None:
     def output_of(code: int, *arguments: str) -> str:
         done = CliRunner().invoke(app, ["sweep", *arguments])

@@ -172,6 +172,7 @@ def _server(root: Path, barrier: Any, log: Path) -> None:
     SweepRunner(sweep, caller, wait=lambda _seconds: time.sleep(0.01)).run_all(sweep.plan.runs)
 
 
+@pytest.mark.proves("SWP-05", "TRB-25")
 def test_two_processes_with_the_same_part_make_every_stage_once(sweep: SweepFolder, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier, log = context.Barrier(2), tmp_path / "calls"

@@ -139,6 +139,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.proves("NET-11")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_imported_network_gives_what_the_session_gives(tmp_path: Path, name: str) -> None:
     network = NETWORKS[name]
@@ -152,6 +153,7 @@ def test_the_imported_network_gives_what_the_session_gives(tmp_path: Path, name:
     assert largest_difference(bundle_of(toml, stage), patch, wanted) < 1e-5
 
 
+@pytest.mark.proves("NET-11")
 def test_an_acrlsd_network_is_taken_over_after_its_lsd_network(tmp_path: Path) -> None:
     toml, lsd, network = micro_experiment(tmp_path / "exp"), NETWORKS["lsd"], Lineage("acrlsd")
     path, wanted = saved(tmp_path / "acrlsd", network, a_patch(network))

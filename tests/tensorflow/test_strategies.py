@@ -47,6 +47,7 @@ def assert_same_training(found, made) -> None:
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-5)
 
 
+@pytest.mark.proves("DDP-21")
 def test_two_devices_step_with_the_mean_gradient(torch_side) -> None:
     made = torch_side("mtlsd", patches=2 * STEPS)
     engine = made.engine(make_strategy(Cluster(), ["CPU:0", "CPU:1"]))

@@ -68,6 +68,7 @@ def weights(layout: ExperimentLayout) -> dict[str, torch.Tensor]:
     return load_bundle(bundle_folder(layout.checkpoints(STAGE), 3))[1]
 
 
+@pytest.mark.proves("DDP-21")
 def test_two_workers_make_the_training_that_torch_makes_with_two_patches_a_step(tmp_path: Path) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     micro_experiment(alone, "affinities", {**OPTIONS, "accumulate": 2})

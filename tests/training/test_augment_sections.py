@@ -94,6 +94,7 @@ def axis_of_z(batch: gp.Batch) -> int:
     return rises.index(True)
 
 
+@pytest.mark.proves("TLS-06")
 @pytest.mark.parametrize(("voxel_size_nm", "axes"), [(SNEMI, {0}), ((8.0, 8.0, 8.0), {0, 1, 2})])
 def test_thick_sections_are_never_transposed_along_z_and_cubic_voxels_are(prepared, voxel_size_nm, axes) -> None:
     training = prepared("affinities", voxel_size_nm=voxel_size_nm, elastic_probability=0.0)

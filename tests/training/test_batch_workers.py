@@ -91,6 +91,7 @@ def test_workers_end_when_the_training_is_killed_with_full_queues(tmp_path: Path
     assert wait_until(lambda: all(is_gone(p) for p in processes))
 
 
+@pytest.mark.proves("DDP-27")
 def test_a_worker_sees_no_gpu_and_cannot_reach_the_one_of_the_training() -> None:
     """Forked, it shares no context with the driver: torch finds no device, or refuses if the training uses one."""
     import torch

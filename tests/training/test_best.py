@@ -51,6 +51,7 @@ def bundles(tmp_path: Path) -> dict[int, Bundle]:
     return {iteration: leave_checkpoint(tmp_path, iteration, loss) for iteration, loss in ((10, 2.0), (20, 1.0))}
 
 
+@pytest.mark.proves("TLS-23")
 def test_the_checkpoint_with_the_lowest_loss_is_chosen(tmp_path: Path, bundles: dict[int, Bundle]) -> None:
     best = choose_best(tmp_path, KEY)
     assert (best.iteration, best.validation_loss, best.chosen_by) == (20, 1.0, "loss")

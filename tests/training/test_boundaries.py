@@ -18,6 +18,7 @@ def by_gunpowder(labels: np.ndarray, mask: np.ndarray, only_xy: bool) -> np.ndar
     return grown
 
 
+@pytest.mark.proves("TLS-09")
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), only_xy=st.booleans(), masked=st.booleans())
 def test_boundaries_are_those_of_gunpowder_where_labels_are_known(seed: int, only_xy: bool, masked: bool) -> None:
@@ -32,6 +33,7 @@ def test_boundaries_are_those_of_gunpowder_where_labels_are_known(seed: int, onl
     np.testing.assert_array_equal(grown[~known], labels[~known])
 
 
+@pytest.mark.proves("TLS-09")
 def test_a_label_does_not_shrink_towards_unknown_or_the_border() -> None:
     labels = np.ones((5, 5, 5), np.uint64)
     labels[3:] = 2

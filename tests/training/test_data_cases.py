@@ -119,6 +119,7 @@ def test_affinities_do_not_depend_on_any_label_under_the_mask(prepared) -> None:
     assert_the_same_is_learnt(training, one, batches(training, 3))
 
 
+@pytest.mark.proves("DAT-04")
 def test_targets_under_the_mask_change_no_gradient_even_if_they_are_not_numbers(prepared) -> None:
     training = prepared("mtlsd", **STILL)
     rewrite(training, labels_of(), half_ignored())
@@ -132,6 +133,7 @@ def test_targets_under_the_mask_change_no_gradient_even_if_they_are_not_numbers(
         assert torch.equal(left, right)
 
 
+@pytest.mark.proves("TAC-04")
 def test_ignored_ids_have_no_weight_and_do_not_count_when_affinities_are_balanced(prepared) -> None:
     training = prepared("mtlsd", ignore_ids=[GLIA], **STILL)
     labels = labels_of()
@@ -210,6 +212,7 @@ def test_a_rare_place_is_found_by_looking_at_all(prepared, monkeypatch) -> None:
         assert (batch[KEYS.mask].data > 0).mean() >= 0.8, "0.9 before mirroring, which moves a patch by a voxel"
 
 
+@pytest.mark.proves("TLS-01")
 def test_a_place_is_drawn_from_all_that_qualify() -> None:
     rng = np.random.default_rng(0)
     trained = rng.random((6, 7, 8)) < 0.4
@@ -273,6 +276,7 @@ def test_an_expansion_factor_scales_voxels_sigma_and_context_alike(prepared) -> 
         np.testing.assert_allclose(a[KEYS.lsds].data, b[KEYS.lsds].data, atol=1e-5)
 
 
+@pytest.mark.proves("DAT-12", "TLS-01")
 def test_several_volumes_are_drawn_as_often_as_their_probabilities_say(prepared, tmp_path: Path) -> None:
     training = prepared("affinities", **STILL)
     first = training.sources[0].volume

@@ -43,6 +43,7 @@ def test_the_share_is_the_time_waited_of_all_time_without_the_start_of_the_first
     assert wait.share == pytest.approx(4 / 19)
 
 
+@pytest.mark.proves("TRB-11")
 def test_waiting_more_than_a_tenth_is_reported_once_with_a_remedy(caplog) -> None:
     day = Day()
     wait = DataWait(clock=day)

@@ -161,6 +161,7 @@ def test_an_interruption_adds_no_validation_and_no_candidate_for_the_best(prepar
         assert read_best(folder / "best.json") == read_best(tmp_path / "whole" / "best.json")
 
 
+@pytest.mark.proves("MON-01")
 def test_tensorboard_has_pictures_of_targets_predictions_and_weights(prepared, tmp_path) -> None:
     run(prepared("mtlsd"), tmp_path / "t", max_iteration=2, snapshot_every=2)
     board = EventAccumulator(str(tmp_path / "t" / "log")).Reload()
@@ -185,6 +186,7 @@ FALLING = curve(*(1.0 / n for n in range(1, 12)))
 FLAT = curve(*[0.5] * 11)
 
 
+@pytest.mark.proves("TLS-22")
 @pytest.mark.parametrize(
     ("validations", "losses", "wanted"),
     [

@@ -39,6 +39,7 @@ def test_boundaries_grow_as_on_the_cpu(steps: int, only_xy: bool) -> None:
         assert np.array_equal(found.numpy(), boundaries.grow_boundary(labels, mask, steps, only_xy))
 
 
+@pytest.mark.proves("TAC-03")
 def test_affinities_are_those_of_gunpowder() -> None:
     labels, mask = random_labels(0)
     affs, counted = affinities(torch.from_numpy(labels.astype(np.int32)), torch.from_numpy(mask > 0), OUTPUT, OFFSETS)

@@ -40,6 +40,7 @@ def test_no_constant_answer_has_a_lower_loss() -> None:
     assert min(grid) == pytest.approx(constant_answer_loss([patches[0]]), rel=0.05)
 
 
+@pytest.mark.proves("TLS-24", "TRB-02")
 def test_the_loss_of_a_network_that_has_learnt_nothing_is_implausible_after_some_iterations() -> None:
     assert implausible(0.2, 0.2, 100) == ""
     assert implausible(0.1, 0.2, 1000) == ""

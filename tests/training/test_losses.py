@@ -11,6 +11,7 @@ def values(seed: int) -> "torch.Tensor":
     return torch.rand(1, 3, 4, 4, 4, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.proves("TLS-14")
 def test_it_is_the_weighted_mean_over_counted_voxels() -> None:
     prediction, target, weight = values(0), values(1), values(2).round()
     expected = sum(
@@ -21,6 +22,7 @@ def test_it_is_the_weighted_mean_over_counted_voxels() -> None:
     assert float(weighted_mse(prediction, target, weight)) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.proves("DAT-04")
 @pytest.mark.parametrize("rubbish", [7.0, float("nan"), float("inf")])
 def test_ignored_voxels_change_neither_loss_nor_gradient(rubbish: float) -> None:
     weight = values(2).round()

@@ -88,6 +88,7 @@ def test_delivers_the_descriptors_of_the_requested_region_with_full_context(labe
     assert LABELS not in batch
 
 
+@pytest.mark.proves("TLS-10")
 def test_world_units_of_the_source_do_not_matter(labels: np.ndarray) -> None:
     voxel = (40, 8, 4)
     batch = get(Given({LABELS: labels}, voxel) + node(None), request_of([LSDS, WEIGHTS], voxel=voxel))
@@ -118,6 +119,7 @@ def test_weights_follow_the_mask_states(labels: np.ndarray, states: np.ndarray) 
     assert (weights[:, train & (inner_labels != 0)] == 1).all()
 
 
+@pytest.mark.proves("TLS-11")
 def test_train_background_trains_label_0_but_never_what_is_ignored(labels: np.ndarray, states: np.ndarray) -> None:
     batch = get(Given({LABELS: labels, MASK: states}) + node(train_background=True), request_of([LSDS, WEIGHTS]))
     weights, inner_states = batch[WEIGHTS].data, states[OUTPUT.slices()]

@@ -162,6 +162,7 @@ REAL = [
 ]
 
 
+@pytest.mark.proves("TLS-10")
 @pytest.mark.parametrize(("volume", "sigma_nm", "voxel_size_nm", "roi", "downsample"), REAL)
 def test_equals_lsds_in_double_precision_on_real_labels(
     request: pytest.FixtureRequest,
@@ -200,6 +201,7 @@ def test_reproduces_the_descriptors_published_by_the_authors(shared_data: Path) 
 # --- what must not matter -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("TLS-10")
 def test_context_of_three_sigma_is_all_that_matters() -> None:
     labels = np.random.default_rng(1).integers(0, 4, (40, 40, 40)).astype(np.uint64)
     context = context_vox((20.0, 16.0, 24.0), (8.0, 8.0, 8.0))

@@ -34,6 +34,7 @@ def raising(error):
     return failing
 
 
+@pytest.mark.proves("TLS-26", "TRB-01")
 @pytest.mark.parametrize(
     "error",
     [
@@ -79,6 +80,7 @@ def see_nan_from(monkeypatch, iteration: int) -> None:
     monkeypatch.setattr(trainer_module, "to_patch", spoilt)
 
 
+@pytest.mark.proves("TRB-03")
 def test_a_loss_that_is_not_finite_names_its_batches_and_the_last_checkpoint_that_there_is(
     prepared, tmp_path, monkeypatch
 ) -> None:

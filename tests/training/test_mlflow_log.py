@@ -55,6 +55,7 @@ def test_with_mlflow_patches_are_made_by_another_process(prepared) -> None:
     assert prepared("mtlsd", num_workers=3, mlflow="local").settings.num_workers == 3
 
 
+@pytest.mark.proves("MON-02")
 @installed
 def test_a_training_and_its_resumption_are_one_run_with_the_points_of_the_curves(prepared, tmp_path) -> None:
     options = {"schedule": "constant", "validation_fraction": 0.3}

@@ -35,6 +35,7 @@ def test_times_of_all_batches_are_added_by_node_and_method() -> None:
     assert times.seconds["Slow", "process"] >= 0.04
 
 
+@pytest.mark.proves("TLS-21")
 def test_the_table_has_milliseconds_per_batch_and_the_slowest_node_first() -> None:
     times = NodeTimes()
     times.batches = 4

@@ -77,6 +77,7 @@ def test_a_batch_is_determined_by_seed_and_number_alone(prepared) -> None:
     assert not np.array_equal(one[0][keys.raw].data, one[1][keys.raw].data)
 
 
+@pytest.mark.proves("TLS-13")
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_ahead_of_time_make_the_same_batches_in_the_same_order(prepared, workers: int) -> None:
     """gunpowder's own PreCache would send the same seed to each worker, and hand batches out as they arrive."""
@@ -112,6 +113,7 @@ def test_background_is_trained_as_background_whatever_the_label(prepared) -> Non
     assert (batch[keys.lsds_weight].data[:, inside] == 1).all()
 
 
+@pytest.mark.proves("TAC-04")
 def test_balanced_weights_give_both_classes_the_same_share(prepared) -> None:
     keys, (batch,) = batches(prepared("affinities", elastic_probability=0.0), 1)
     weight, target = batch[keys.affs_weight].data, batch[keys.affs].data
@@ -199,6 +201,7 @@ def test_a_neighborhood_without_the_nearest_first_or_with_a_voxel_twice_is_refus
         prepared("affinities", neighborhood=offsets)
 
 
+@pytest.mark.proves("DAT-13")
 def test_non_integer_anisotropic_voxel_sizes_train(prepared) -> None:
     training = prepared("mtlsd", voxel_size_nm=(40.5, 7.3, 7.3), elastic_probability=1.0)
     assert training.settings.augmentation.anisotropic
@@ -244,6 +247,7 @@ def test_the_validation_slab_is_never_trained_and_alone_validated(prepared) -> N
         assert MaskState.BACKGROUND not in trained[trained_keys.mask].data
 
 
+@pytest.mark.proves("TLS-03")
 def test_padding_lets_any_voxel_be_a_patch_centre(prepared) -> None:
     training = prepared("mtlsd", elastic_probability=0.0)
     output = training.settings.shapes.output_vox[0]
@@ -251,6 +255,7 @@ def test_padding_lets_any_voxel_be_a_patch_centre(prepared) -> None:
     assert labels_padding_vox(training.settings) == (int(np.ceil((output + 2 * context) / 2)),) * 3
 
 
+@pytest.mark.proves("TLS-04")
 def test_a_volume_without_enough_trained_voxels_is_refused_instead_of_searched_for_ever(prepared, monkeypatch) -> None:
     from lsdflow_training.data import random_location
 
@@ -274,6 +279,7 @@ def test_box_sums_are_those_of_the_array() -> None:
         assert box_sum(integral, begin, end) == array[clipped].sum()
 
 
+@pytest.mark.proves("DDP-05")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stride_takes_every_nth_batch_with_and_without_workers(prepared, workers: int) -> None:
     training = prepared("affinities", elastic_probability=0.0)

@@ -28,6 +28,7 @@ def _standard(folder: Path, voxel_size_nm: tuple[float, float, float]) -> Augmen
     ).augmentation
 
 
+@pytest.mark.proves("TLS-07", "TLS-08")
 @pytest.mark.parametrize("voxel_size_nm", [ISOTROPIC, THICK])
 def test_the_standard_profile_has_the_published_values(tmp_path: Path, voxel_size_nm) -> None:
     how = _standard(tmp_path, voxel_size_nm)
@@ -39,6 +40,7 @@ def test_the_standard_profile_has_the_published_values(tmp_path: Path, voxel_siz
     assert how.intensity_shift == (-0.1, 0.1)
 
 
+@pytest.mark.proves("TLS-05")
 @pytest.mark.parametrize(
     ("voxel_size_nm", "anisotropic", "spacing_vox", "jitter_vox"),
     [(ISOTROPIC, False, (40, 40, 40), (2, 2, 2)), (THICK, True, (4, 40, 40), (0, 2, 2))],
@@ -52,6 +54,7 @@ def test_control_points_and_jitter_of_the_standard_profile_are_the_published_one
     assert tuple(how.jitter_sigma_vox) == jitter_vox
 
 
+@pytest.mark.proves("TLS-05", "TLS-07")
 def test_the_first_deformation_only_rotates_and_the_second_one_also_jitters_and_misaligns(tmp_path: Path) -> None:
     how = _standard(tmp_path, ISOTROPIC)
     first, second = elastic_augment(how, jitter=False), elastic_augment(how, jitter=True)

@@ -55,6 +55,7 @@ def test_volumes_of_one_voxel_size_have_it_in_common(tmp_path: Path) -> None:
     assert common_voxel_size(_volumes(tmp_path, (40.0, 4.0, 4.0), (40.0, 4.0, 4.0))) == (40.0, 4.0, 4.0)
 
 
+@pytest.mark.proves("DAT-13")
 @pytest.mark.parametrize("other", [(30.0, 4.0, 4.0), (40.0, 5.0, 4.0), (40.0, 4.0, 4.5)])
 def test_volumes_of_different_voxel_sizes_are_refused_and_no_stage_is_said_to_resample(
     tmp_path: Path, other: tuple[float, float, float]

@@ -42,6 +42,7 @@ def test_a_constant_rate_is_the_same_from_the_first_step_to_the_last() -> None:
     assert {learning_rate(how, i, m) for i, m in ((1, 0.0), (500, 9.0), (1000, 99.0))} == {RATE}
 
 
+@pytest.mark.proves("DDP-13")
 def test_one_cycle_warms_up_in_a_line_over_its_first_iterations() -> None:
     how = schedules()
     for iteration in (1, 10, 25, 49, 50):
@@ -53,6 +54,7 @@ def test_one_cycle_warms_up_in_a_line_over_its_first_iterations() -> None:
     assert all(later < sooner for sooner, later in pairwise(rates[49:]))
 
 
+@pytest.mark.proves("DDP-13")
 def test_one_cycle_ends_at_one_percent_of_its_rate_after_its_iterations() -> None:
     how = schedules()
     assert learning_rate(how, 500, 0.0) == pytest.approx(RATE * 0.505)

@@ -9,6 +9,7 @@ SRUN = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4", 
         "SLURM_STEP_NODELIST": "n1"}  # fmt: skip
 
 
+@pytest.mark.proves("TLS-13")
 @pytest.mark.parametrize(
     ("environment", "options", "workers", "threads"),
     [

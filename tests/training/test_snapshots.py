@@ -23,6 +23,7 @@ def snapshots(made: Training, folder: Path, iterations: int) -> Path:
     return folder / "snapshots"
 
 
+@pytest.mark.proves("TLS-18")
 @pytest.mark.parametrize("kind", ["lsd", "mtlsd", "affinities"])
 def test_snapshots_have_the_names_of_the_field(prepared, tmp_path, kind) -> None:
     folder = snapshots(prepared(kind), tmp_path / "t", iterations=2)

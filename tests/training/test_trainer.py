@@ -50,6 +50,7 @@ def printed_losses(folder) -> dict[str, str]:
     return {row[0]: row[1] for row in rows if row[1]}
 
 
+@pytest.mark.proves("TLS-17")
 def test_resumed_training_is_bit_identical_to_uninterrupted(prepared, tmp_path) -> None:
     training = prepared("mtlsd", schedule="constant", elastic_probability=0.5)
     run(training, tmp_path / "whole", max_iteration=4)
@@ -62,6 +63,7 @@ def test_resumed_training_is_bit_identical_to_uninterrupted(prepared, tmp_path) 
     assert parts == whole
 
 
+@pytest.mark.proves("TLS-15", "TLS-17")
 def test_max_iteration_is_a_total_and_a_finished_training_is_left_alone(prepared, tmp_path) -> None:
     training = prepared("affinities")
     run(training, tmp_path / "t", max_iteration=2)
@@ -170,6 +172,7 @@ def test_other_parameters_are_refused(prepared, tmp_path) -> None:
         run(prepared("affinities", learning_rate=0.5), tmp_path / "t", max_iteration=3)
 
 
+@pytest.mark.proves("TLS-16")
 def test_old_checkpoints_are_removed_but_not_the_best(prepared, tmp_path) -> None:
     training = prepared("affinities", validation_fraction=0.3)
     run(training, tmp_path / "t", max_iteration=5, checkpoint_every=1, keep_checkpoints=2)
@@ -181,6 +184,7 @@ def test_old_checkpoints_are_removed_but_not_the_best(prepared, tmp_path) -> Non
     assert min(losses, key=lambda i: losses[i]) == best.iteration
 
 
+@pytest.mark.proves("TAC-01", "TAC-02", "TAC-05")
 def test_acrlsd_trains_behind_a_frozen_network_with_quantised_lsds(prepared, tmp_path) -> None:
     run(prepared("lsd"), tmp_path / "lsd", max_iteration=2)
     lsd_folder = bundle_folder(tmp_path / "lsd" / "checkpoints", 2)
@@ -201,6 +205,7 @@ def test_acrlsd_trains_behind_a_frozen_network_with_quantised_lsds(prepared, tmp
         assert (difference > 0).mean() < 1e-4
 
 
+@pytest.mark.proves("TAC-01")
 def test_the_lsd_network_gets_no_gradient(prepared, tmp_path) -> None:
     run(prepared("lsd"), tmp_path / "lsd", max_iteration=2)
     bundle, network = load_network(bundle_folder(tmp_path / "lsd" / "checkpoints", 2))
@@ -252,6 +257,7 @@ def test_worker_processes_end_with_the_training(prepared, tmp_path) -> None:
     assert bundle_iterations(tmp_path / "t" / "checkpoints") == [2]
 
 
+@pytest.mark.proves("TLS-22")
 def test_a_time_budget_ends_the_training_in_order(prepared, tmp_path) -> None:
     result = run(prepared("affinities"), tmp_path / "t", max_iteration=1000, max_minutes=1e-6)
     assert result.iteration == 1

@@ -149,6 +149,7 @@ def test_axes_of_an_array_are_named_as_the_array_names_them(gallery: ViewerLayer
     assert axes["affinities"] == ["c^", "z", "y", "x"]
 
 
+@pytest.mark.proves("VIS-02")
 @pytest.mark.parametrize("name", ["raw", "lsds", "affinities", "fragments", "segmentation", "truth"])
 def test_every_layer_has_the_scale_and_offset_of_its_volume(gallery: ViewerLayers, name: str) -> None:
     (layer,) = (one for one in gallery.state("http://127.0.0.1:1/t")["layers"] if one["name"] == name)

@@ -123,6 +123,7 @@ def test_a_missing_image_says_where_it_was_searched_and_how_it_is_made(
     assert "LSDFLOW_IMAGES" in done.stderr
 
 
+@pytest.mark.proves("SCH-04")
 def test_inputs_outside_of_the_experiment_are_bound_to_be_read(
     cluster: Cluster, spool: Path, experiment: Path, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def test_the_workers_of_predict_ask_for_a_gpu_and_its_coordinator_does_not(
     assert _options(coordinator, "dependency") == ""
 
 
+@pytest.mark.proves("SCH-07")
 def test_each_stage_waits_for_the_verify_job_of_the_one_before(
     cluster: Cluster, experiment: Path, settings: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_dry_run_shows_the_same_and_leaves_nothing(cluster: Cluster, experimen
     assert sorted(experiment.rglob("*")) == before
 
 
+@pytest.mark.proves("NEW-02")
 def test_a_dry_run_needs_no_image(cluster: Cluster, experiment: Path, settings: Path, tmp_path: Path) -> None:
     for sif in (tmp_path / "images").glob("*.sif"):
         sif.unlink()
@@ -118,6 +120,7 @@ def test_the_experiment_alone_is_submitted_with_the_settings_in_its_folder(
     assert len(cluster.calls("sbatch")) == 2
 
 
+@pytest.mark.proves("SCH-02")
 def test_a_stage_has_its_own_partition_else_that_of_the_site_for_its_kind(
     cluster: Cluster, experiment: Path, settings: Path
 ) -> None:
@@ -364,6 +367,7 @@ def test_the_number_of_a_job_stands_after_warnings_and_before_the_cluster(
     assert [line.split("\t")[2] for line in (submission / "jobs.tsv").read_text().splitlines()] == ["7", "7"]
 
 
+@pytest.mark.proves("SCH-01", "SCH-03")
 def test_every_job_has_the_options_of_the_site(cluster: Cluster, experiment: Path, settings: Path) -> None:
     lines = ("ACCOUNT='lab'", "QOS='patient'", "SBATCH_OPTION='--exclusive'", "WARN_S='300'")
     more = (*lines, "WATERSHED_WORKERS_AT_ONCE='4'")

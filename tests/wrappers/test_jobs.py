@@ -101,6 +101,7 @@ def test_a_job_keeps_to_the_pins_of_its_submission(
 
 
 # --- how it is called -----------------------------------------------------------------------------------------------
+@pytest.mark.proves("SCH-04")
 def test_the_whole_line_of_a_worker(cluster: Cluster, submission: Path, experiment: Path, tmp_path: Path) -> None:
     _set(submission, "BIND_RO='/data/volumes'", "BIND='/scratch/lab'", "SET='watershed.block_shape=128 vox'")
     array = {"SLURM_ARRAY_JOB_ID": "102", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "2"}
@@ -290,6 +291,7 @@ def _interrupted(cluster: Cluster, submission: Path, number: int, *role: str, **
     return child.returncode, output
 
 
+@pytest.mark.proves("TRB-26")
 def test_a_job_whose_time_is_up_goes_back_into_the_queue_before_it_ends(cluster: Cluster, submission: Path) -> None:
     code, output = _interrupted(cluster, submission, signal.SIGUSR2, "coordinate")
     assert code == 75

@@ -37,6 +37,7 @@ def folder(desk: Desk) -> Iterator[Path]:
         shutil.rmtree(made)
 
 
+@pytest.mark.proves("NEW-06")
 def test_a_stage_runs_by_one_line_and_leaves_its_log_beside(desk: Desk, folder: Path) -> None:
     wrapper = desk.cluster.shared / "clone" / "slurm_wrappers" / f"{STAGE}.sbatch"
     with timed(f"{STAGE} by sbatch, by hand"):

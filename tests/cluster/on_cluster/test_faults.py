@@ -38,6 +38,7 @@ def test_a_cancelled_worker_is_not_missed(desk: Desk, copied: Copied, reference:
     assert_same_bits(folder, reference)
 
 
+@pytest.mark.proves("CLD-07")
 def test_a_requeued_coordinator_resumes_with_what_is_left(desk: Desk, copied: Copied, reference: Path) -> None:
     folder = copied("requeued")
     with timed("requeue of the coordinator in predict"):

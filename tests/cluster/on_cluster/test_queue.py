@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from desk import Desk, timed
 from experiments import write_volumes
 
@@ -14,6 +15,7 @@ Copied = Callable[..., Path]
 MANY_BLOCKS = {"block_shape": "12 vox", "tile_shape": "12 vox"}
 
 
+@pytest.mark.proves("SCH-05")
 def test_status_reports_jobs_and_blocks_and_cancel_ends_them_all(desk: Desk, copied: Copied) -> None:
     folder = copied("cancel", predict=MANY_BLOCKS)
     with timed("status and cancel in the middle of predict"):
@@ -44,6 +46,7 @@ def test_workers_can_be_added_while_a_stage_runs(desk: Desk, copied: Copied) -> 
     assert added in jobs, f"none of the added workers ({added}) did a block: {jobs}"
 
 
+@pytest.mark.proves("SCH-07")
 def test_a_failed_stage_stops_the_chain(desk: Desk) -> None:
     folder = desk.write("failed", cluster={"options": ["--hold"]})
     write_volumes(folder)

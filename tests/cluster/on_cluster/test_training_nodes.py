@@ -53,6 +53,7 @@ def trained(desk: Desk, whole: Submission) -> Path:
     return folder
 
 
+@pytest.mark.proves("DDP-02", "DDP-18")
 def test_two_nodes_learn_what_one_process_learns_with_twice_the_patches(
     desk: Desk, whole: Submission, trained: Path
 ) -> None:

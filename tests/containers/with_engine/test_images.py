@@ -45,6 +45,7 @@ def _inside(bench: Bench, image: str, script: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.proves("CON-03")
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("extra", [(), TMPFS], ids=["no writable folder", "tmpfs on /tmp"])
 def test_version_is_that_of_the_label_and_of_the_project(
@@ -68,6 +69,7 @@ def test_labels_name_stage_contract_revision_and_base(stage: str, made: dict[str
     assert labels.get("lsdflow.torch", "") == ("cpu" if stage in GPU_STAGES else "")
 
 
+@pytest.mark.proves("CON-01")
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_image_holds_its_locked_packages_complete_and_no_compiler(
     stage: str, made: dict[str, Made], bench: Bench
@@ -227,6 +229,7 @@ def _first_batch(result: Path) -> dict[str, np.ndarray]:
         return {name: file[name][:] for name in names}
 
 
+@pytest.mark.proves("CON-01")
 def test_block_stages_without_any_writable_folder_leave_the_bits_of_the_clone(
     trained: Path, reference: Path, made: dict[str, Made], bench: Bench
 ) -> None:

@@ -61,6 +61,7 @@ def _forget(bench: Bench, name: str) -> None:
         bench.call("docker", "rmi", known)
 
 
+@pytest.mark.proves("NEW-07")
 def test_a_published_image_is_pulled_by_its_digest_by_docker_and_as_a_sif_and_runs(
     made: dict[str, Made], fresh: Path, bench: Bench, registry: str, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_values_of_the_environment_are_never_run(made: dict[str, Made], bench: B
     assert not trap.exists()
 
 
+@pytest.mark.proves("CON-02", "PRD-10")
 def test_stages_in_sifs_leave_the_bits_of_the_clone(
     trained: Path, reference: Path, made: dict[str, Made], bench: Bench
 ) -> None:

@@ -44,6 +44,7 @@ def test_f11_a_disk_that_fails_now_and_then_is_noticed_or_does_no_harm(world: Wo
         world.remove(folder)
 
 
+@pytest.mark.proves("AGG-04")
 def test_f24_a_finished_stage_run_again_does_no_block_and_touches_nothing(world: World) -> None:
     for number in range(count(5, 20)):
         stage = KEPT[number % len(KEPT)]

@@ -22,6 +22,7 @@ CAUSES = {
 }
 
 
+@pytest.mark.proves("PRD-13")
 @pytest.mark.parametrize("kind", CAUSES)
 def test_f18_a_poisoned_block_is_named_and_the_others_are_done(world: World, kind: str) -> None:
     # One in an ordinary run, each kind in another stage: what is lost three to eight times takes 20 to 40 s.

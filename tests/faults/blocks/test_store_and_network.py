@@ -72,6 +72,7 @@ def test_f7_a_killed_database_keeps_what_it_acknowledged_and_the_run_continues(w
         world.remove(folder)
 
 
+@pytest.mark.proves("TRB-09")
 def test_f8_a_database_that_stays_away_ends_the_run_with_69_and_the_next_resumes(world: World, tmp_path: Path) -> None:
     mongod = world.databases.mongod
     for number, seed in enumerate(seeds("F8", 3, 20)):

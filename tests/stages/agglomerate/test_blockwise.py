@@ -49,6 +49,7 @@ def all_pairs(fragments: NDArray[np.uint64]) -> list[tuple[int, int]]:
     return sorted(zip(ids[u].tolist(), ids[v].tolist(), strict=True))
 
 
+@pytest.mark.proves("AGG-06")
 @pytest.mark.parametrize(
     "table",
     [
@@ -81,6 +82,7 @@ def test_daisy_workers_give_the_bits_of_the_serial_runner(make_experiment: MakeE
     assert read_manifest(serial.layout, "agglomerate").identity == read_manifest(daisy.layout, "agglomerate").identity
 
 
+@pytest.mark.proves("AGG-01")
 def test_a_block_scores_what_the_core_scores_on_its_read_box(
     make_experiment: MakeExperiment, affs: NDArray[np.uint8]
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_block_scores_what_the_core_scores_on_its_read_box(
         np.testing.assert_array_equal(scored[block.number].merge_score, edges.merge_score[own])
 
 
+@pytest.mark.proves("AGG-03")
 def test_merge_functions_keep_edges_of_their_own(make_experiment: MakeExperiment) -> None:
     experiment = make_experiment('merge_functions = ["hist_quant_75", "hist_quant_10", "mean"]')
     run(experiment)

@@ -161,6 +161,7 @@ def volume_boxes(labels: NDArray[np.uint64]) -> tuple[Box, Box]:
     return Box((0, 0, 0), (z, y, x)), Box((0, 0, 0), (z, y, x))
 
 
+@pytest.mark.proves("AGG-02")
 @pytest.mark.parametrize("merge_function", WATERZ_NAMES)
 def test_every_merge_function_of_waterz_scores_a_single_face_as_waterz_does(merge_function: str) -> None:
     generator = np.random.default_rng(0)

@@ -84,6 +84,7 @@ def test_each_result_has_its_own_scores_settings_and_section(finished: Experimen
         assert np.array_equal(result.picture.image, volume.read(volume.box)[volume.box.shape_vox[0] // 2])
 
 
+@pytest.mark.proves("NEW-01")
 def test_the_page_compares_results_if_there_are_several(finished: Experiment, made_twice: Experiment) -> None:
     assert 'id="compared"' not in (finished.layout.report / "index.html").read_text()
     page = (made_twice.layout.report / "index.html").read_text()

@@ -80,6 +80,7 @@ def budget(voi: float, best: float, fragments: float, inside: float) -> dict[str
     }
 
 
+@pytest.mark.proves("NEW-08")
 def test_the_parts_add_up_to_the_voi() -> None:
     found = shares(budget(2.0, 1.7, 1.0, 0.4))
     assert found == pytest.approx({"threshold": 0.3, "agglomeration": 0.7, "borders": 0.6, "fragments": 0.4})

@@ -60,6 +60,7 @@ def truth_of(experiment: Experiment) -> np.ndarray:
     return volume.read(volume.box)
 
 
+@pytest.mark.proves("EVA-03")
 @pytest.mark.parametrize("zeros", ZERO_POLICIES)
 def test_every_threshold_scores_exactly_what_the_whole_volume_scores(
     make_experiment: Make, scores_now: Scores, zeros: ZeroPolicy
@@ -81,6 +82,7 @@ def test_the_numbers_on_top_are_those_of_the_threshold_that_segment_took(finishe
     assert {name: found[name] for name in NUMBERS} == {name: getattr(whole, name) for name in NUMBERS}
 
 
+@pytest.mark.proves("EVA-01")
 def test_a_region_scores_what_its_crop_scores(make_experiment: Make, scores_now: Scores) -> None:
     experiment = make_experiment("a", 'evaluate.roi={begin="3, 5, 2 vox", shape="10, 15, 20 vox"}', *BARE)
     found = scores_now(experiment)
@@ -197,6 +199,7 @@ def test_a_table_comes_back_from_its_rows(rows: list[tuple[int, int, int]], rest
     assert found.unlabelled_vox == rest
 
 
+@pytest.mark.proves("EVA-04")
 def test_success_is_voi_below_the_limit(finished: Experiment, copy_of: Make, scores_now: Scores) -> None:
     assert scores_of(finished)["success"] == {"criterion": "voi < 2", "passed": True}
     strict = scores_now(copy_of(finished, "a", "evaluate.voi_limit=0.01", *BARE))

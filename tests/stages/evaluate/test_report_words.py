@@ -20,6 +20,7 @@ def scores(
     return {**chosen, "voi_split": split, "voi_merge": merge, "zero_fraction": zero, "thresholds": rows}
 
 
+@pytest.mark.proves("TRB-14")
 def test_cut_neurons_are_named_with_the_best_threshold_of_the_same_merge_function() -> None:
     said = larger_error(scores(2.0, 0.5, others=((0.6, 1.8), (0.8, 2.2))))
     assert said.startswith("Neurons are cut in pieces")
@@ -27,6 +28,7 @@ def test_cut_neurons_are_named_with_the_best_threshold_of_the_same_merge_functio
     assert "0.6 is the best of those tried, with a VOI of 1.80" in said
 
 
+@pytest.mark.proves("TRB-15")
 def test_merged_neurons_are_named_and_that_no_threshold_helps() -> None:
     said = larger_error(scores(0.5, 2.0, others=((0.4, 2.5), (0.6, 2.6))))
     assert said.startswith("Neurons run together")
@@ -39,6 +41,7 @@ def test_balanced_or_tiny_errors_need_no_words(split: float, merge: float) -> No
     assert larger_error(scores(split, merge)) == ""
 
 
+@pytest.mark.proves("TRB-16")
 def test_missing_neurons_are_named_with_their_share() -> None:
     assert larger_error(scores(1.0, 1.0, zero=0.3)).startswith("30.0% of the true neurons' voxels are in no segment")
     assert larger_error(scores(1.0, 1.0, zero=0.01)) == ""

@@ -48,6 +48,7 @@ def slow_erl(skeletons: Skeletons, segments: np.ndarray, merge_min_nodes: int) -
     return sum(r * r for r in runs.values()) / total, sum(w * w for w in whole.values()) / total
 
 
+@pytest.mark.proves("EVA-02")
 @given(st.integers(0, 100_000), st.integers(1, 3))
 def test_run_lengths_equal_a_slow_walk(seed: int, merge_min_nodes: int) -> None:
     skeletons = random_skeletons(seed)
@@ -74,6 +75,7 @@ def both(a: Skeletons, b: Skeletons) -> Skeletons:
     )
 
 
+@pytest.mark.proves("EVA-02")
 def test_a_perfect_segmentation_reaches_the_largest_erl() -> None:
     skeletons = both(chain(11, 1), chain(6, 2))
     found = run_lengths(skeletons, skeletons.neurons)

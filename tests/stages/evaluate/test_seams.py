@@ -65,6 +65,7 @@ def test_faces_and_middles_are_those_of_a_slow_count(tmp_path: Path, seed: int) 
     assert found.blocks == 2 * 4 * 3
 
 
+@pytest.mark.proves("TRB-08")
 def test_segments_that_end_at_every_face_leave_the_largest_gap_and_whole_ones_none(tmp_path: Path) -> None:
     plan = BlockPlan(Box((0, 0, 0), SHAPE), BLOCK)
     cut = np.zeros(SHAPE, np.uint64)

@@ -106,6 +106,7 @@ def test_the_names_are_those_that_a_training_writes() -> None:
     assert names["acrlsd"]["lsds_u8"] == volumes.FROZEN_LSDS
 
 
+@pytest.mark.proves("VIS-03")
 @pytest.mark.parametrize(
     ("kind", "titles"),
     [
@@ -144,6 +145,7 @@ def test_pictures_are_the_middle_plane_of_where_the_network_answers(tmp_path: Pa
     assert seen["Labels"].shape[0] % SHAPE[1] == 0
 
 
+@pytest.mark.proves("TLS-20")
 def test_the_table_shows_shape_type_range_and_the_error_where_the_weight_counts(tmp_path: Path) -> None:
     values = write_snapshot(tmp_path / "batch_1.hdf", "lsd")
     found = training_snapshot(tmp_path, "train-lsd", 100)

@@ -20,6 +20,7 @@ from lsdflow_predict.inputs import open_inputs
 from lsdflow_predict.network_export import DESCRIPTION, export_network
 
 
+@pytest.mark.proves("DDP-23")
 @pytest.mark.parametrize(
     ("mode", "outputs"), [("acrlsd", {"affs": 3}), ("mtlsd", {"affs": 3, "lsds": 10}), ("affinities", {"affs": 3})]
 )

@@ -38,6 +38,7 @@ def _levels_apart(a, b) -> int:
     return int(np.abs(a.astype(int) - b.astype(int)).max())
 
 
+@pytest.mark.proves("PRD-01")
 def test_blocks_equal_one_evaluation_of_the_mirrored_volume(make_experiment):
     experiment = make_experiment()
     affs = experiment.affinities()
@@ -53,6 +54,7 @@ def test_outside_can_be_zero_instead_of_mirrored(make_experiment):
     assert not np.array_equal(zero, experiment.affinities())
 
 
+@pytest.mark.proves("PRD-03")
 @pytest.mark.parametrize(
     "setting",
     [BLOCKS_OF_8, 'predict.block_shape="16, 30, 12 vox"', "predict.lsd_cache_mb=0", "compute.threads_per_worker=3"],
@@ -63,12 +65,14 @@ def test_neither_blocks_nor_cache_nor_threads_change_a_bit(make_experiment, sett
     assert np.array_equal(experiment.affinities(setting), reference)
 
 
+@pytest.mark.proves("NET-08")
 def test_tile_shape_changes_rounding_only(make_experiment):
     experiment = make_experiment()
     reference = experiment.affinities()
     assert _levels_apart(experiment.affinities(TILES_OF_4), reference) <= ROUNDING_LEVELS
 
 
+@pytest.mark.proves("PRD-09")
 @pytest.mark.parametrize("settings", [(), (BLOCKS_OF_8,), (TILES_OF_4,), ('predict.outside="zero"',)])
 def test_two_passes_give_the_bits_of_one(make_experiment, settings):
     experiment = make_experiment()
@@ -92,6 +96,7 @@ def test_the_thresholds_of_the_network_are_in_the_manifest(make_experiment, micr
     assert Calibration.model_validate(found) == calibration
 
 
+@pytest.mark.proves("PRD-03")
 def test_daisy_workers_give_the_bits_of_the_serial_runner_in_both_passes(make_experiment):
     experiment = make_experiment()
     serial = experiment.affinities()
@@ -107,6 +112,7 @@ def test_small_and_odd_volumes(make_experiment, shape):
     assert _levels_apart(affs, _one_evaluation(experiment)) <= ROUNDING_LEVELS
 
 
+@pytest.mark.proves("PRD-01")
 @pytest.mark.parametrize("begin", [(4, 6, 8), (5, 3, 9)])
 def test_a_region_of_interest_is_a_crop_of_the_whole(make_experiment, begin):
     experiment = make_experiment()
@@ -165,6 +171,7 @@ def test_a_second_run_does_nothing(make_experiment):
     assert {p: p.stat().st_mtime_ns for p in chunks} == chunks
 
 
+@pytest.mark.proves("PRD-07")
 @pytest.mark.parametrize("passes", ["one", "two"])
 def test_results_of_other_settings_are_kept_and_used_again(make_experiment, passes):
     experiment = make_experiment()
@@ -176,6 +183,7 @@ def test_results_of_other_settings_are_kept_and_used_again(make_experiment, pass
     assert np.array_equal(experiment.values(), reference)
 
 
+@pytest.mark.proves("PRD-08")
 def test_a_run_resumes_with_the_missing_blocks(make_experiment):
     experiment = make_experiment()
     reference = experiment.affinities(BLOCKS_OF_8)

@@ -95,6 +95,7 @@ def test_the_lsd_network_trained_with_is_found_among_newer_ones(make_experiment,
     assert np.array_equal(experiment.affinities(), reference)
 
 
+@pytest.mark.proves("NET-09")
 def test_the_lsd_network_trained_with_is_missing(make_experiment, micro_bundle):
     experiment = make_experiment()
     micro_bundle(experiment.layout, "acrlsd", 8, lsd_sha256="0" * 64)
@@ -102,6 +103,7 @@ def test_the_lsd_network_trained_with_is_missing(make_experiment, micro_bundle):
     assert "0" * 64 in error.wanted
 
 
+@pytest.mark.proves("TRB-19")
 def test_a_network_of_another_kind(make_experiment):
     experiment = make_experiment()
     lsd = bundle_folder(experiment.layout.checkpoints("train-lsd"), 3)
@@ -128,6 +130,7 @@ def test_damaged_weights(make_experiment):
     assert _refused(experiment, BadData).exit_code == 65
 
 
+@pytest.mark.proves("TRB-18")
 def test_an_iteration_that_does_not_exist(make_experiment):
     error = _refused(make_experiment(), MissingInput, "predict.checkpoint=99")
     assert error.found == "iterations: 7"

@@ -126,6 +126,7 @@ def test_the_block_shape_changes_no_bit(block):
     assert np.array_equal(assembled, whole)
 
 
+@pytest.mark.proves("NEW-11")
 @pytest.mark.parametrize("gpu_bytes", [24_000_000_000, 80_000_000_000])
 def test_one_pass_computes_each_lsd_tile_hardly_more_than_once(monkeypatch, gpu_bytes: int) -> None:
     """Of 1,024^3 voxels and the published networks, with the default cache of a GPU of 24 GB or 80 GB."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from lsdflow_contract.experiment import Experiment
@@ -20,6 +21,7 @@ def call(verb: str, experiment: Experiment, *more: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.proves("CON-03")
 def test_run_then_status(container: Path, experiment: Make) -> None:
     loaded = experiment()
     assert call("run", loaded)[0] == 0

@@ -39,11 +39,13 @@ def test_statistics_of_blocks_add_up() -> None:
     assert statistics.trained_fraction == pytest.approx(4 / 6)
 
 
+@pytest.mark.proves("DAT-10")
 def test_few_neurons_warn_below_five_only() -> None:
     assert "only 4 neurons" in label_warnings(counted([1, 2, 3, 4], [1] * 4))[0]
     assert label_warnings(counted([1, 2, 3, 4, 5], [1] * 5)) == []
 
 
+@pytest.mark.proves("DAT-10")
 def test_low_mask_coverage_warns_below_one_half_only() -> None:
     ids = [1, 2, 3, 4, 5, 6]
     assert label_warnings(counted(ids, [1, 1, 2, 0, 0, 0])) == []
@@ -68,6 +70,7 @@ def test_ids_that_seem_special_warn_with_the_option() -> None:
     assert "ignore_ids = [-3]" in label_warnings(counted([1, 2, 3, 4, 5, 2**64 - 3], [1] * 6))[0]
 
 
+@pytest.mark.proves("DAT-11")
 def test_constant_and_clipped_raw_warn() -> None:
     raw = RawStatistics()
     raw.add(np.full((2, 2, 2), 7, np.uint8))
@@ -76,12 +79,14 @@ def test_constant_and_clipped_raw_warn() -> None:
     assert "50.0%" in raw_warnings(raw)[0]
 
 
+@pytest.mark.proves("DAT-11")
 def test_components_warn_when_many_neurons_are_in_many_pieces() -> None:
     assert component_warnings(dict.fromkeys(range(100), 3)) == []
     assert component_warnings({1: 5000, **dict.fromkeys(range(2, 100), 1)}) == []
     assert "20 of 100" in component_warnings({label: 50 if label < 20 else 1 for label in range(100)})[0]
 
 
+@pytest.mark.proves("DAT-06")
 def test_small_training_volumes_warn_and_targets_do_not() -> None:
     assert shape_warnings((249, 300, 300), "training")
     assert not shape_warnings((250, 250, 250), "training")
@@ -97,6 +102,7 @@ def test_findings_keep_each_problem_once_and_continue() -> None:
     assert (len(findings.errors), findings.warnings) == (1, ["a: odd"])
 
 
+@pytest.mark.proves("DAT-12")
 def test_given_probabilities_are_kept_and_others_follow_labelled_voxels() -> None:
     assert probabilities([0.05, 0.05, 0.45, 0.45], [1, 1, 1, 1]) == [0.05, 0.05, 0.45, 0.45]
     assert probabilities([None, None], [300, 100]) == [0.75, 0.25]

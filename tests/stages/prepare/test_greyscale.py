@@ -22,6 +22,7 @@ def test_float_of_an_8_bit_image_comes_back_exactly(dtype: type) -> None:
     np.testing.assert_array_equal(to_u8((LEVELS / 255).astype(dtype), None, "a").values, LEVELS)
 
 
+@pytest.mark.proves("DAT-02")
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=20))
 def test_float_in_0_1_is_nearest_grey_level(values: list[float]) -> None:
     grey = to_u8(np.array(values, np.float32).reshape(-1, 1, 1), None, "a").values
@@ -52,6 +53,7 @@ def test_a_range_from_high_to_low_inverts_the_contrast(dtype: type) -> None:
     assert back.values.ravel()[[0, 50, 125, 200, 255]].tolist() == [255, 255, 128, 0, 0]
 
 
+@pytest.mark.proves("DAT-02")
 @pytest.mark.parametrize("raw", [np.array([[[3, 4095]]], np.uint16), np.array([[[3, 4095]]], np.float32)])
 def test_unknown_range_is_refused_with_minimum_and_maximum(raw: np.ndarray) -> None:
     with pytest.raises(BadData) as caught:
@@ -60,6 +62,7 @@ def test_unknown_range_is_refused_with_minimum_and_maximum(raw: np.ndarray) -> N
     assert caught.value.fix == "give the range: raw_range = [3, 4095]"
 
 
+@pytest.mark.proves("DAT-11", "TRB-04")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("raw_range", [None, (0.0, 1.0)])
 def test_non_finite_raw_is_refused_with_count_and_first_voxel(bad: float, raw_range: tuple | None) -> None:

@@ -31,6 +31,7 @@ def write(path: Path, raw: np.ndarray, labels: np.ndarray | None, resolution: tu
                 made.attrs["resolution"] = resolution
 
 
+@pytest.mark.proves("DAT-10")
 def test_it_reports_size_voxels_grey_values_and_the_labelled_part(tmp_path: Path) -> None:
     raw = np.full((8, 16, 20), 500, np.uint16)
     raw[:, :8] = 100

@@ -21,12 +21,14 @@ def block(
     return found.ids.ravel().tolist(), found.states.ravel().tolist()
 
 
+@pytest.mark.proves("DAT-03")
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int32, np.int64])
 def test_ids_of_every_integer_type_are_unchanged(dtype: type) -> None:
     highest = int(np.iinfo(dtype).max)
     assert block([0, 1, highest], dtype)[0] == [0, 1, highest]
 
 
+@pytest.mark.proves("DAT-03")
 def test_ids_above_2_53_survive() -> None:
     ids = [2**53 + 1, 2**63 - 1, 2**64 - 2]
     assert block(ids, np.uint64)[0] == ids

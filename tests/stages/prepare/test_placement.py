@@ -61,6 +61,7 @@ def test_other_voxel_size_is_bad_data_naming_both() -> None:
     assert "(40.0, 8.0, 8.0)" in caught.value.wanted
 
 
+@pytest.mark.proves("DAT-05")
 @pytest.mark.parametrize(("begin", "shape"), [((0, 0, 0), (100, 200, 299)), ((1, 0, 0), (100, 200, 300)),
                                                ((-1, 0, 0), (102, 200, 300))])  # fmt: skip
 def test_labels_that_do_not_cover_exactly_raw_are_refused_naming_both_shapes(begin: tuple, shape: tuple) -> None:

@@ -195,6 +195,7 @@ def _times(folder: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files_of(folder)}
 
 
+@pytest.mark.proves("NEW-04")
 @pytest.mark.parametrize("form", [zarr_of(2, compressors=None), hdf5_in("plain"), tiff_pages, tiff_slices])
 def test_other_voxels_of_the_same_size_and_time_are_another_volume(
     form: Write, tmp_path: Path, experiment: Make
@@ -299,6 +300,7 @@ def test_the_stamp_of_many_files_is_that_of_their_names_whatever_the_order(
     assert file_stamps.file_stamp([folder]) != stamps[0]
 
 
+@pytest.mark.proves("NEW-04")
 def test_a_copy_of_the_same_bytes_is_the_same_source(
     form: Write, tmp_path: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(p.relative_to(folder)): (p.stat().st_mtime_ns, p.read_bytes()) for p in files}
 
 
+@pytest.mark.proves("DAT-07", "DAT-08")
 def test_zarr_to_zarr_is_bit_identical_with_both_attribute_styles(
     container: Path, experiment: Make, raw: np.ndarray, ids: np.ndarray
 ) -> None:
@@ -109,6 +110,7 @@ def test_hdf5_labels_smaller_than_raw_are_padded_with_ignore_only_when_asked(
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), np.where(inside, ids, 0))
 
 
+@pytest.mark.proves("DAT-08")
 def test_roi_and_ignore_regions_are_cut_where_they_say(
     container: Path, experiment: Make, raw: np.ndarray, ids: np.ndarray
 ) -> None:
@@ -143,6 +145,7 @@ def test_non_integer_voxel_size_is_kept(container: Path, experiment: Make) -> No
     assert attributes["offset"] == [335, 0, 0]
 
 
+@pytest.mark.proves("DAT-01")
 def test_default_mask_of_the_container_is_used_and_none_turns_it_off(
     container: Path, put: Put, experiment: Make, ids: np.ndarray
 ) -> None:

@@ -61,6 +61,7 @@ def swept(
 THRESHOLDS = [0.0, 0.125, 0.2, 0.25, 0.5, 0.9, 1.0]
 
 
+@pytest.mark.proves("SEG-01")
 @given(st.integers(0, 100_000), st.booleans())
 def test_every_threshold_equals_a_search_over_its_own_edges(seed: int, ties: bool) -> None:
     graph = random_graph(seed, ties=ties)
@@ -74,6 +75,7 @@ def test_order_batches_and_a_small_buffer_change_nothing(seed: int, batch: int, 
     assert swept(graph, THRESHOLDS, order, batch, buffer) == swept(graph, THRESHOLDS)
 
 
+@pytest.mark.proves("SEG-03")
 @given(st.integers(0, 100_000))
 def test_a_higher_threshold_merges_more_and_segments_are_nested(seed: int) -> None:
     segments = swept(random_graph(seed), THRESHOLDS)

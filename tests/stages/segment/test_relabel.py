@@ -17,6 +17,7 @@ def random_lut(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     return fragments, fragments[rng.integers(0, len(fragments), len(fragments))]
 
 
+@pytest.mark.proves("SEG-04")
 @given(st.integers(0, 100_000), st.integers(1, 300))
 def test_every_voxel_gets_what_a_dictionary_gives(seed: int, count: int) -> None:
     fragments, segments = random_lut(seed, count)

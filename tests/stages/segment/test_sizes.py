@@ -12,6 +12,7 @@ from lsdflow_segment import sizes as module
 from lsdflow_segment.sizes import SizeCount, facts_of_roots, facts_of_voxels
 
 
+@pytest.mark.proves("SEG-07")
 @pytest.mark.parametrize("waiting_rows", [0, 1 << 20])
 def test_sizes_of_blocks_equal_a_count_over_the_volume(waiting_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WAITING_ROWS", waiting_rows)
@@ -45,6 +46,7 @@ def test_nothing_counted_is_no_segment() -> None:
     assert (len(sizes.ids), sizes.largest, sizes.background_vox) == (0, (0, 0), 0)
 
 
+@pytest.mark.proves("SEG-07")
 def test_facts_count_segments_and_the_largest() -> None:
     facts = facts_of_roots(0.5, np.array([0, 0, 2, 2, 2]), np.array([1, 2, 3, 4, 5], np.uint64))
     assert (facts.segments, facts.largest_vox) == (2, 12)

@@ -55,6 +55,7 @@ def test_the_cells_come_back_and_every_segment_is_named_by_its_smallest_fragment
         assert fragments[whole == segment].min() == segment
 
 
+@pytest.mark.proves("SEG-01")
 def test_one_table_per_threshold_under_both_names(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.thresholds_step=0.01")
     Segment().run(experiment)
@@ -135,6 +136,7 @@ def test_the_threshold_of_a_network_that_has_none_is_refused(
         Segment().run(experiment)
 
 
+@pytest.mark.proves("SEG-06")
 def test_with_truth_the_threshold_with_the_smallest_voi_is_chosen(make_experiment: Make) -> None:
     experiment = make_experiment()
     Segment().run(experiment)
@@ -145,6 +147,7 @@ def test_with_truth_the_threshold_with_the_smallest_voi_is_chosen(make_experimen
     assert min(rows, key=lambda r: r["voi_split"] + r["voi_merge"])["threshold"] == facts["threshold"]
 
 
+@pytest.mark.proves("SEG-06")
 def test_without_truth_the_plateau_is_chosen(make_experiment: Make) -> None:
     experiment = make_experiment("a", truth=False)
     Segment().run(experiment)
@@ -187,6 +190,7 @@ def test_a_threshold_that_is_not_computed_is_refused_before_anything_is_written(
     assert [p.exit_code for p in Segment().validate(experiment)] == [66]
 
 
+@pytest.mark.proves("SEG-04")
 def test_a_region_writes_the_same_voxels_as_the_whole(make_experiment: Make) -> None:
     whole, part = (
         make_experiment("a"),
@@ -383,6 +387,7 @@ def test_truth_under_an_ignore_mask_does_not_decide(make_experiment: Make) -> No
     assert read_manifest(experiment.layout, "segment").facts["advice"]["method"] == "stability"
 
 
+@pytest.mark.proves("SEG-05")
 def test_run_type_puts_the_tables_into_a_folder(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.run_type=trial", "segment.thresholds_minmax=[0.4, 0.5]")
     Segment().run(experiment)

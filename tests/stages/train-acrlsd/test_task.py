@@ -88,6 +88,7 @@ def test_acrlsd_names_the_lsd_bundle_it_was_trained_with(tmp_path) -> None:
     assert read_manifest(ExperimentLayout(tmp_path), "train-acrlsd").inputs["lsd_weights"] == lsd.weights_sha256
 
 
+@pytest.mark.proves("NET-09")
 def test_acrlsd_without_an_lsd_bundle_is_a_missing_input(tmp_path) -> None:
     toml = micro_experiment(tmp_path)
     assert call("validate", toml).exit_code == 66
@@ -95,6 +96,7 @@ def test_acrlsd_without_an_lsd_bundle_is_a_missing_input(tmp_path) -> None:
     assert not (tmp_path / "train").exists()
 
 
+@pytest.mark.proves("TAC-06")
 def test_another_sigma_than_the_lsd_networks_is_refused_before_training(tmp_path) -> None:
     toml = micro_experiment(tmp_path)
     assert call("run", toml, command=lsd_app).exit_code == 0

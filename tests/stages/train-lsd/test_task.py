@@ -163,6 +163,7 @@ def test_without_prepare_it_is_a_missing_input(tmp_path) -> None:
     assert call("run", toml).exit_code == 66
 
 
+@pytest.mark.proves("NET-05")
 def test_an_impossible_input_shape_names_the_nearest(tmp_path) -> None:
     toml = micro_experiment(tmp_path)
     result = call("run", toml, "--set", "train-lsd.input_shape_vox=[29, 28, 28]")
@@ -171,6 +172,7 @@ def test_an_impossible_input_shape_names_the_nearest(tmp_path) -> None:
     assert "[30, 28, 28]" in result.output
 
 
+@pytest.mark.proves("DAT-06")
 def test_a_volume_smaller_than_a_patch_is_refused(tmp_path) -> None:
     toml = micro_experiment(tmp_path, options={"input_shape_vox": [96, 96, 96]})
     result = call("validate", toml)
@@ -193,6 +195,7 @@ def test_wrong_options_are_refused_with_advice(tmp_path, override, word) -> None
     assert word in result.output
 
 
+@pytest.mark.proves("NET-01", "TLS-14", "TLS-15", "TLS-16", "TLS-18")
 def test_the_standard_profile_is_the_published_training(tmp_path) -> None:
     from lsdflow_training.resolve import resolve_settings
 

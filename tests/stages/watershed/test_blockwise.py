@@ -55,6 +55,7 @@ def test_daisy_workers_give_the_bits_of_the_serial_runner(
     assert read_manifest(serial.layout, "watershed").identity == read_manifest(daisy.layout, "watershed").identity
 
 
+@pytest.mark.proves("WSD-01")
 def test_every_block_equals_the_core_on_its_read_box(make_experiment: MakeExperiment, affs: NDArray[np.uint8]) -> None:
     """Slow reference: crop, compute, crop; sizes that are no multiple of the block."""
     experiment = make_experiment(affs, PUBLISHED)
@@ -91,6 +92,7 @@ def test_a_seamless_block_is_the_core_on_its_context_and_the_voxels_after_it(
     assert np.array_equal(fragments_of(experiment)[write.slices()], ids)
 
 
+@pytest.mark.proves("WSD-01")
 def test_every_id_has_one_node_with_its_size_and_centre(
     make_experiment: MakeExperiment, affs: NDArray[np.uint8]
 ) -> None:
@@ -141,6 +143,7 @@ def test_empty_blocks_are_done_blocks_with_zero_rows(make_experiment: MakeExperi
     assert Watershed().status(experiment)["finished"]
 
 
+@pytest.mark.proves("WSD-10")
 def test_a_finished_run_does_no_block_again(make_experiment: MakeExperiment, affs: NDArray[np.uint8]) -> None:
     experiment = make_experiment(affs, BLOCKS)
     run(experiment)
@@ -184,6 +187,7 @@ def write_mask(experiment: Experiment, mask: NDArray[np.uint8], begin_vox: tuple
     output.open().write(box, mask)
 
 
+@pytest.mark.proves("WSD-05")
 def test_no_fragments_where_the_mask_is_zero_or_ends(make_experiment: MakeExperiment, affs: NDArray[np.uint8]) -> None:
     experiment = make_experiment(affs, BLOCKS + '\nmask_file = "mask.zarr"')
     mask = np.full((20, 44, 40), 3, np.uint8)
@@ -216,6 +220,7 @@ def test_a_copy_of_a_mask_is_the_same_mask_and_a_changed_voxel_makes_another(
     assert read_manifest(experiment.layout, "watershed").key != key
 
 
+@pytest.mark.proves("WSD-07")
 def test_bad_sections_are_counted_on_the_target_in_every_block(
     make_experiment: MakeExperiment, affs: NDArray[np.uint8]
 ) -> None:

@@ -59,6 +59,7 @@ def test_flood_equals_mahotas_with_float_distances(seed: int) -> None:
     assert np.array_equal(flood(depth, seeds, in_xy=False), wanted)
 
 
+@pytest.mark.proves("WSD-03")
 def test_sections_without_a_seed_stay_empty_in_xy() -> None:
     seeds = np.zeros((3, 4, 4), np.uint32)
     seeds[1, 2, 2] = 7

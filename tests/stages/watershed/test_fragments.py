@@ -37,6 +37,7 @@ def published(
     return fragments if mask is None else fragments * mask
 
 
+@pytest.mark.proves("WSD-08")
 @pytest.mark.parametrize("in_xy", [False, True])
 @pytest.mark.parametrize("window", [10, 5, 3])
 def test_fragments_are_those_of_the_published_chain(affs: NDArray[np.uint8], in_xy: bool, window: int) -> None:
@@ -70,6 +71,7 @@ def test_a_volume_without_boundary_is_one_fragment() -> None:
     assert np.unique(found).tolist() == [1]
 
 
+@pytest.mark.proves("WSD-03")
 def test_sections_without_boundary_are_one_fragment_each() -> None:
     found = extract_fragments(np.full((3, 4, 30, 40), 255, np.uint8), None, FragmentRules(fragments_in_xy=True))
     assert len({int(section.max()) for section in found}) == 4
@@ -106,6 +108,7 @@ def test_the_filter_in_xy_uses_the_in_plane_channels_that_made_the_fragments() -
     assert kept[0, 10, 35] == 0, "in-plane affinities are (250 + 10) / 2 of 255 there"
 
 
+@pytest.mark.proves("WSD-06")
 def test_the_filter_drops_fragments_below_the_mean_and_keeps_the_others(affs: NDArray[np.uint8]) -> None:
     """Slow reference: one mean per fragment. Lineage bug: the entry point passed an undefined name instead."""
     everything = extract_fragments(affs, None, FragmentRules())
@@ -116,6 +119,7 @@ def test_the_filter_drops_fragments_below_the_mean_and_keeps_the_others(affs: ND
     assert np.array_equal(kept[kept > 0], everything[kept > 0])
 
 
+@pytest.mark.proves("WSD-04")
 def test_epsilon_agglomerate_is_what_waterz_gives_at_that_threshold(
     affs: NDArray[np.uint8], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from scipy.ndimage import center_of_mass
 
 from lsdflow_contract.geometry import Geometry
@@ -11,6 +12,7 @@ from lsdflow_watershed.nodes import fragment_nodes
 GRID = Geometry(voxel_size_nm=(40.0, 8.5, 8.0), offset_nm=(400.0, -17.0, 3.5), shape_vox=(100, 100, 100))
 
 
+@pytest.mark.proves("WSD-09")
 def test_centres_and_sizes_equal_the_slow_reference() -> None:
     numbers = np.random.default_rng(0).integers(0, 7, (9, 10, 11)).astype(np.uint64)
     nodes = fragment_nodes(numbers, 6, first_id=1001, begin_vox=(10, 20, 30), grid=GRID)

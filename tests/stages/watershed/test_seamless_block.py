@@ -158,6 +158,7 @@ def test_fragments_are_those_of_the_published_flood_but_for_ties(affs: NDArray[n
     assert (names[published] == found).mean() > 0.95
 
 
+@pytest.mark.proves("WSD-13")
 @pytest.mark.parametrize(("table", "edges"), [({}, (15, 48, 48)), ({"id_mode": "blocks"}, (10, 32, 32))])
 def test_without_a_setting_seamless_blocks_see_further(table: dict[str, str], edges: Vox3) -> None:
     plan = plan_blocks(WatershedConfig.model_validate(table), GRID.box, (26.7, 8.0, 8.0))

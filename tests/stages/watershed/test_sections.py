@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from lsdflow_watershed.block_fragments import replace_sections
 
@@ -12,6 +13,7 @@ def stack(*values: int) -> np.ndarray:
     return np.array(values, np.uint32)[:, None, None] * np.ones((1, 2, 2), np.uint32)
 
 
+@pytest.mark.proves("WSD-07")
 def test_bad_sections_are_cleared_by_their_z_in_the_target() -> None:
     found = replace_sections(stack(1, 2, 3, 4), begin_z=40, bad_z={41, 43, 7}, filling="zero")
     assert found[:, 0, 0].tolist() == [1, 0, 3, 0]
