@@ -109,9 +109,9 @@ CASES = [
          ("segment.threshold", "0.0001", "0.12345", "experiment.toml")),
     Case("threshold step 0", setting("segment", thresholds_step=0.0), CONFIG,
          ("segment.thresholds_step", "0.0001 or more", "experiment.toml")),
-    Case("two passes in a mode without LSD network", lambda lab: (
-            lab.set("experiment", mode="affinities"), lab.set("predict", passes="two"))[0], CONFIG,
-         ("predict.passes", "affinities"), after="prepare"),
+    Case("LSDs to store in a mode without LSDs", lambda lab: (
+            lab.set("experiment", mode="affinities"), lab.set("predict", store_lsds=True))[0], CONFIG,
+         ("predict.store_lsds", "affinities"), after="prepare"),
     Case("a negative context", setting("watershed", context="-4 vox"), CONFIG,
          ("watershed.context", "-4", "experiment.toml"), after="prepare"),
     Case("a block of no voxels", setting("watershed", block_shape="0 vox"), CONFIG,

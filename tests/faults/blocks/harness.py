@@ -53,7 +53,6 @@ name = "faults"
 device = "cpu"
 threads_per_worker = 1
 [predict]
-passes = "two"
 block_shape = "8 vox"
 [watershed]
 id_mode = "blocks"

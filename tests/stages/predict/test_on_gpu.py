@@ -1,4 +1,4 @@
-"""The stage on the device of this machine: the affinities of the CPU, and the same bits from any workers and passes."""
+"""The stage on the device of this machine: the affinities of the CPU, and the same bits from any blocks and workers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def test_no_setting_of_blocks_changes_a_bit(make_experiment, device: str, precis
     experiment = make_experiment()
     here = (f'compute.device="{device}"', f'predict.precision="{precision}"')
     found = experiment.affinities(*here)
-    for settings in ((BLOCKS_OF_8, "predict.lsd_cache_mb=0"), (BLOCKS_OF_8, 'predict.passes="two"')):
-        assert np.array_equal(experiment.affinities(*here, *settings), found)
+    assert np.array_equal(experiment.affinities(*here, BLOCKS_OF_8, "predict.lsd_cache_mb=0"), found)
 
 
 def test_affinities_are_those_of_the_cpu(make_experiment, device: str) -> None:

@@ -24,14 +24,22 @@ def _one_evaluation(experiment, mode="reflect") -> np.ndarray:
     """Affinities of the whole volume from one padded array and one run of each network: slow, obviously right."""
     shape = experiment.raw.shape
     affinity = load_predictor(bundle_folder(experiment.layout.checkpoints("train-acrlsd"), 7), precision="float32")
-    lsd = load_predictor(bundle_folder(experiment.layout.checkpoints("train-lsd"), 3), precision="float32")
-    spare = [2 * math.ceil(n / 2) + 8 - n for n in shape]
-    before = [AFFINITY_CONTEXT + c for c in LSD_CONTEXT]
-    padded = np.pad(experiment.raw, [(b, b + s) for b, s in zip(before, spare, strict=True)], mode=mode)
-    lsds = quantise_u8(lsd.predict(raw_to_network(padded))["lsds"])
     inner = tuple(slice(c, -c) for c in LSD_CONTEXT)
-    affs = affinity.predict(np.concatenate([raw_to_network(padded[inner])[None], dequantise_u8(lsds)]))["affs"]
+    raw, lsds = raw_to_network(_padded(experiment, mode)[inner]), dequantise_u8(_lsds(experiment, mode))
+    affs = affinity.predict(np.concatenate([raw[None], lsds]))["affs"]
     return quantise_u8(affs)[:, : shape[0], : shape[1], : shape[2]]
+
+
+def _lsds(experiment, mode="reflect") -> np.ndarray:
+    """LSDs of the volume and of what the affinity network sees around it, from one run of the LSD network."""
+    lsd = load_predictor(bundle_folder(experiment.layout.checkpoints("train-lsd"), 3), precision="float32")
+    return quantise_u8(lsd.predict(raw_to_network(_padded(experiment, mode)))["lsds"])
+
+
+def _padded(experiment, mode) -> np.ndarray:
+    spare = [2 * math.ceil(n / 2) + 8 - n for n in experiment.raw.shape]
+    before = [AFFINITY_CONTEXT + c for c in LSD_CONTEXT]
+    return np.pad(experiment.raw, [(b, b + s) for b, s in zip(before, spare, strict=True)], mode=mode)
 
 
 def _levels_apart(a, b) -> int:
@@ -73,18 +81,23 @@ def test_tile_shape_changes_rounding_only(make_experiment):
 
 
 @pytest.mark.proves("PRD-09")
-@pytest.mark.parametrize("settings", [(), (BLOCKS_OF_8,), (TILES_OF_4,), ('predict.outside="zero"',)])
-def test_two_passes_give_the_bits_of_one(make_experiment, settings):
+@pytest.mark.parametrize("settings", [(), (BLOCKS_OF_8,)])
+def test_stored_lsds_are_those_of_one_evaluation_and_change_no_affinity(make_experiment, settings):
     experiment = make_experiment()
-    one = experiment.affinities("predict.store_lsds=true", *settings)
-    lsds = experiment.values("lsds")
-    manifest = experiment.run('predict.passes="two"', *settings)
-    assert np.array_equal(experiment.values(), one)
-    stored = experiment.volume("lsds")
-    assert stored.box.begin_vox == (-8, -8, -8)
-    assert np.array_equal(stored.read(experiment.volume().box), lsds)
+    reference = experiment.affinities()
+    manifest = experiment.run("predict.store_lsds=true", *settings)
+    assert np.array_equal(experiment.values(), reference)
+    target, seen = (slice(AFFINITY_CONTEXT, AFFINITY_CONTEXT + n) for n in experiment.raw.shape), _lsds(experiment)
+    assert _levels_apart(experiment.values("lsds"), seen[(slice(None), *target)]) <= ROUNDING_LEVELS
     assert manifest.outputs.keys() == {"affs", "lsds"}
     assert manifest.config["resolved"]["lsd_sigma_nm"] == [80.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"), [("predict.store_lsds=false", "297e0c24"), ("predict.store_lsds=true", "52154c96")]
+)
+def test_results_keep_the_keys_that_they_had_before_two_passes_went(make_experiment, setting, key):
+    assert Predict().last_pass(make_experiment().experiment(setting)).key.startswith(key)
 
 
 def test_the_thresholds_of_the_network_are_in_the_manifest(make_experiment, micro_bundle):
@@ -97,11 +110,10 @@ def test_the_thresholds_of_the_network_are_in_the_manifest(make_experiment, micr
 
 
 @pytest.mark.proves("PRD-03")
-def test_daisy_workers_give_the_bits_of_the_serial_runner_in_both_passes(make_experiment):
+def test_daisy_workers_give_the_bits_of_the_serial_runner(make_experiment):
     experiment = make_experiment()
     serial = experiment.affinities()
-    two = (BLOCKS_OF_8, 'predict.passes="two"', 'compute.runner="daisy"')
-    assert np.array_equal(experiment.affinities(*two), serial)
+    assert np.array_equal(experiment.affinities(BLOCKS_OF_8, 'compute.runner="daisy"'), serial)
 
 
 @pytest.mark.parametrize("shape", [(5, 6, 7), (1, 9, 9), (8, 10, 12), (9, 11, 13)])
@@ -123,19 +135,15 @@ def test_a_region_of_interest_is_a_crop_of_the_whole(make_experiment, begin):
     assert cropped.shape == (3, 11, 11, 12)
     assert _levels_apart(cropped, whole[:, z, y, x]) <= ROUNDING_LEVELS
     assert experiment.volume().geometry.offset_nm == (100.0 + 10 * begin[0], 8.0 * begin[1], 16.0 + 8 * begin[2])
-    two = experiment.affinities(roi, 'predict.passes="two"')
-    assert np.array_equal(two, cropped)
 
 
-@pytest.mark.parametrize("passes", ["one", "two"])
-def test_outside_the_mask_is_zero_and_inside_nothing_changes(make_experiment, passes):
+def test_outside_the_mask_is_zero_and_inside_nothing_changes(make_experiment):
     experiment = make_experiment()
-    settings = (BLOCKS_OF_8, f'predict.passes="{passes}"')
-    whole = experiment.affinities(*settings)
+    whole = experiment.affinities(BLOCKS_OF_8)
     mask = np.zeros((19, 22, 27), np.uint8)
     mask[3:9, 2:9, 20:] = 1
     experiment.mask(mask)
-    manifest = experiment.run(*settings, 'predict.mask="volumes/mask"')
+    manifest = experiment.run(BLOCKS_OF_8, 'predict.mask="volumes/mask"')
     assert np.array_equal(experiment.values(), whole * mask)
     assert 0 < manifest.facts["totals"]["blocks_outside_mask"] < manifest.facts["blocks"]
 
@@ -172,14 +180,13 @@ def test_a_second_run_does_nothing(make_experiment):
 
 
 @pytest.mark.proves("PRD-07")
-@pytest.mark.parametrize("passes", ["one", "two"])
-def test_results_of_other_settings_are_kept_and_used_again(make_experiment, passes):
+def test_results_of_other_settings_are_kept_and_used_again(make_experiment):
     experiment = make_experiment()
-    reference, first = experiment.affinities(f"predict.passes={passes}"), experiment.run(f"predict.passes={passes}")
-    other = experiment.run(f"predict.passes={passes}", "predict.outside=zero")
+    reference, first = experiment.affinities(), experiment.run()
+    other = experiment.run("predict.outside=zero")
     assert other.outputs["affs"] != first.outputs["affs"]
     assert not np.array_equal(experiment.values(), reference)
-    assert experiment.run(f"predict.passes={passes}") == first
+    assert experiment.run() == first
     assert np.array_equal(experiment.values(), reference)
 
 
@@ -196,15 +203,12 @@ def test_a_run_resumes_with_the_missing_blocks(make_experiment):
 
 def test_plan_and_status_report_blocks_and_time(make_experiment):
     experiment = make_experiment()
-    settings = (BLOCKS_OF_8, 'predict.passes="two"')
-    planned = Predict().plan(experiment.experiment(*settings))
+    planned = Predict().plan(experiment.experiment(BLOCKS_OF_8))
     blocks = zip((19, 22, 27), planned["block_shape_vox"], strict=True)
     assert planned["blocks"] == math.prod(math.ceil(n / b) for n, b in blocks) > 8
-    assert planned["lsd_blocks"] > 0
+    assert planned["lsd_tiles_per_affinity_tile"] > 1
     assert planned["blocks_at_once"] == 1
     assert "seconds_per_block" not in planned
-    experiment.run(*settings)
-    assert Predict().plan(experiment.experiment(*settings))["seconds_per_block"] > 0
-    status = Predict().status(experiment.experiment(*settings))
-    assert status["finished"]
-    assert status["lsds_done"] == status["lsds_blocks"] == planned["lsd_blocks"]
+    experiment.run(BLOCKS_OF_8)
+    assert Predict().plan(experiment.experiment(BLOCKS_OF_8))["seconds_per_block"] > 0
+    assert Predict().status(experiment.experiment(BLOCKS_OF_8))["finished"]

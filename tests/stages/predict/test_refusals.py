@@ -163,9 +163,8 @@ def test_a_mask_that_is_not_there(make_experiment):
     _refused(make_experiment(), MissingInput, 'predict.mask="volumes/masc"')
 
 
-@pytest.mark.parametrize("setting", ['predict.passes="two"', "predict.store_lsds=true"])
-def test_options_that_the_mode_does_not_have(make_experiment, setting):
-    _refused(make_experiment("affinities"), ConfigError, setting)
+def test_lsds_to_store_in_a_mode_without_lsds(make_experiment):
+    _refused(make_experiment("affinities"), ConfigError, "predict.store_lsds=true")
 
 
 def test_all_problems_are_listed_at_once(make_experiment):

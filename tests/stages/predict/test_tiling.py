@@ -16,7 +16,7 @@ from lsdflow_network import shapes
 from lsdflow_predict.blocks import TileCache
 from lsdflow_predict.resources import cache_bytes
 from lsdflow_predict.tiling import (
-    LARGEST_BLOCK_ONE_PASS_VOX,
+    LARGEST_BLOCK_WITH_LSDS_VOX,
     Tiling,
     affinity_grid,
     assemble,
@@ -131,7 +131,7 @@ def test_the_block_shape_changes_no_bit(block):
 def test_one_pass_computes_each_lsd_tile_hardly_more_than_once(monkeypatch, gpu_bytes: int) -> None:
     """Of 1,024^3 voxels and the published networks, with the default cache of a GPU of 24 GB or 80 GB."""
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (gpu_bytes, gpu_bytes))
-    affinities = affinity_grid(PUBLISHED, Box((0, 0, 0), (1024,) * 3), (164,) * 3, (LARGEST_BLOCK_ONE_PASS_VOX,) * 3)
+    affinities = affinity_grid(PUBLISHED, Box((0, 0, 0), (1024,) * 3), (164,) * 3, (LARGEST_BLOCK_WITH_LSDS_VOX,) * 3)
     lsds = lsd_grid(PUBLISHED, affinities, (164,) * 3, affinities.block_vox)
     nothing = torch.zeros((), dtype=torch.uint8)
     values, cache, computed = nothing.expand(10, *lsds.tiling.cell_vox), TileCache(cache_bytes(None, "cuda:0")), []

@@ -104,7 +104,7 @@ def predict_affinities(
     prepare_torch(inference_precision(device.partition(":")[0], config.precision))
     inputs = Inputs(cast("Volume", memory), {}, networks, *tiled)
     outputs = {"affs": tiled[0].bundle.outputs["affs"]}
-    predict_block = affinity_blocks(inputs, None, None, outputs=outputs, config=config, device=device, threads=threads)
+    predict_block = affinity_blocks(inputs, None, outputs=outputs, config=config, device=device, threads=threads)
     try:
         return predict_block(Block(0, (0, 0, 0), box, box)).arrays["affs"]
     finally:

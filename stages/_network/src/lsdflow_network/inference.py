@@ -123,8 +123,8 @@ def load_predictor(
 ) -> Predictor:
     """Bundle folder(s) -> Predictor.  For kind "acrlsd", lsd_folder is the LSD bundle it was trained with.
 
-    With lsd_folder = None an acrlsd bundle gives only the affinity network, whose input is (11,z,y,x): raw and stored
-    LSDs (two-pass prediction).  Raises BadData (damaged), ContractMismatch (another contract, kind or LSD bundle).
+    With lsd_folder = None an acrlsd bundle gives only the affinity network, whose input is (11,z,y,x): raw and LSDs.
+    Raises BadData (damaged), ContractMismatch (another contract, kind or LSD bundle).
     """
     where = torch.device(device)
     chosen = inference_precision(where.type, precision)

@@ -53,8 +53,7 @@ def check_block_merge_functions(config: AgglomerateConfig) -> None:
 
 
 def _check_lsds(experiment: Experiment, config: AgglomerateConfig) -> None:
-    predict = experiment.tables.get("predict", {})
-    stored = predict.get("store_lsds") or predict.get("passes") == "two"
+    stored = experiment.tables.get("predict", {}).get("store_lsds")
     predicted = experiment.layout.manifest("predict").exists() and experiment.descriptions is None
     if config.scored_from == "lsds" and not stored and not predicted:
         raise ConfigError(

@@ -1,8 +1,7 @@
 """What predict does with one block: the tiles that touch it are evaluated and assembled.
 
-One pass (LSDs in memory) and two passes (LSDs stored) differ only in where the LSDs of the affinity network come from:
-both get the grey levels of the same LSD tiles, so both give the same bits. Windows and tiles are tensors. Where the GPU
-has room for the raw and the LSDs of a block, bytes go there once and come back once.
+Windows and tiles are tensors. Where the GPU has room for the raw and the LSDs of a block, bytes go there once and come
+back once.
 
 torch takes seconds to load: only processes that compute blocks or measure tiles import this module.
 """
@@ -24,7 +23,7 @@ from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.evaluation import Finite, Network, grey_levels, load_network
 from lsdflow_predict.inputs import Inputs
 from lsdflow_predict.resources import cache_bytes, window_bytes
-from lsdflow_predict.tiling import Each, Index3, TiledNetwork, TileGrid, Tiling, assemble, crop_to_cell, hull
+from lsdflow_predict.tiling import Each, Index3, TiledNetwork, Tiling, assemble, crop_to_cell, hull
 from lsdflow_predict.worker_device import U8, Device, Window
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput
@@ -33,7 +32,6 @@ from lsdflow_runtime.io.volumes import Volume
 
 def affinity_blocks(
     inputs: Inputs,
-    stored_lsds: Volume | None,
     mask: Volume | None,
     *,
     outputs: dict[str, int],
@@ -43,14 +41,12 @@ def affinity_blocks(
 ) -> BlockFunction:
     """Load the networks and return the function of a block: its `outputs` (name -> channels), u8, 0 outside the mask.
 
-    stored_lsds: the LSDs that the first of two passes has stored. If there are none, an LSD network computes them for
-    each block and they stay in memory. Networks are evaluated on the torch device `device`; on a CPU so many tiles at
-    a time, each by one of the `threads`.
+    The LSDs of an LSD network are computed for each block and stay in memory. Networks are evaluated on the torch
+    device `device`; on a CPU so many tiles at a time, each by one of the `threads`.
     """
-    affinities = inputs.affinities
-    lsds = None if stored_lsds is not None else inputs.lsds
+    affinities, lsds = inputs.affinities, inputs.lsds
     tiling = affinities.grid.tiling
-    worker = Device(device, window_bytes(affinities.grid, None if inputs.lsds is None else inputs.lsds.grid), threads)
+    worker = Device(device, window_bytes(affinities.grid, None if lsds is None else lsds.grid), threads)
     network = load_network(affinities.folder, device, config.precision)
     source = None if lsds is None else _lsd_source(lsds, config, worker)
     computation = AffinityComputation(worker, tiling, network, source, outputs)
@@ -67,9 +63,8 @@ def affinity_blocks(
         seen = hull(tiling.input(index) for index in tiles)
         raw_box = seen if source is None else source.tiling.inputs_hull(seen)
         raw = worker.window(raw_box, inputs.raw.read(raw_box, outside=config.outside))
-        stored = None if stored_lsds is None else worker.window(seen, stored_lsds.read(seen))
         with worker.computing():
-            arrived = computation.queued(box, tiles, raw, stored, facts)
+            arrived = computation.queued(box, tiles, raw, facts)
         values = arrived()
         if inside is not None:
             values = np.where(inside[None] > 0, values, np.uint8(0))
@@ -78,49 +73,9 @@ def affinity_blocks(
     return predict_block
 
 
-def lsd_blocks(
-    raw: Volume,
-    lsds: TiledNetwork,
-    mask: Volume | None,
-    affinities: TileGrid,
-    *,
-    config: PredictConfig,
-    device: str,
-    threads: int = 1,
-) -> BlockFunction:
-    """Load the LSD network and return the function of a block of the first pass: its LSDs, u8 (10, z, y, x).
-
-    They are 0 in blocks that no affinity tile with a voxel inside the mask needs.
-    """
-    worker = Device(device, window_bytes(lsds.grid, lsds.grid), threads)
-    source = _lsd_source(lsds, config, worker)
-
-    def is_needed(box: Box) -> bool:
-        """True unless the mask is 0 wherever an affinity tile could use LSDs of this box."""
-        # A tile whose input meets the box owns voxels at most one input shape away from it.
-        near = box.grow(affinities.tiling.input_vox).intersect(affinities.region)
-        return mask is None or bool(mask.read(near, outside="zero").any())
-
-    def predict_block(block: Block) -> BlockOutput:
-        """Predict the LSDs of the write ROI of a block, u8 (10, z, y, x)."""
-        if not is_needed(block.write):
-            zeros = np.zeros((LSDS.channels, *block.write.shape_vox), np.uint8)
-            return BlockOutput(arrays={"lsds": zeros}, facts={"blocks_outside_mask": 1})
-        seen = source.tiling.inputs_hull(block.write)
-        window = worker.window(seen, raw.read(seen, outside=config.outside))
-        finite: list[Finite] = []
-        with worker.computing():
-            each = worker.each_of(len(list(source.tiling.indices_touching(block.write))))
-            levels, computed = source.read(block.write, worker.upload(window), finite, each)
-            arrived = worker.download(levels, finite)
-        return BlockOutput(arrays={"lsds": arrived()}, facts={"blocks_outside_mask": 0, "lsd_tiles": computed})
-
-    return predict_block
-
-
 @dataclass(frozen=True)
 class AffinityComputation:
-    """The affinity network on its tiles, and where its LSDs come from: `source`, a window, or neither."""
+    """The affinity network on its tiles, and the `source` of its LSDs if it takes them."""
 
     worker: Device
     tiling: Tiling
@@ -128,15 +83,13 @@ class AffinityComputation:
     source: LsdSource | None
     outputs: dict[str, int]
 
-    def queued(
-        self, box: Box, tiles: Sequence[Index3], raw: Window, lsds: Window | None, facts: dict[str, int]
-    ) -> Callable[[], U8]:
+    def queued(self, box: Box, tiles: Sequence[Index3], raw: Window, facts: dict[str, int]) -> Callable[[], U8]:
         """Queue the computation of a block; the function that is returned waits for its grey levels.
 
-        The windows on the device end with this call: their memory serves the next block, which comes after this one.
+        The window on the device ends with this call: its memory serves the next block, which comes after this one.
         """
         finite: list[Finite] = []
-        raw, lsds = self.worker.upload(raw), None if lsds is None else self.worker.upload(lsds)
+        raw, lsds = self.worker.upload(raw), None
         seen = hull(self.tiling.input(index) for index in tiles)
         lsd_tiles = [] if self.source is None else list(self.source.tiling.indices_touching(seen))
         each = self.worker.each_of(len(tiles) + len(lsd_tiles))

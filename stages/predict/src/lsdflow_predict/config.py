@@ -32,12 +32,7 @@ class PredictConfig(StrictModel):
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$",
         description="folder under predictions/ (default: the name of the mode)",
     )
-    passes: Literal["one", "two"] = Field(
-        default="one",
-        description="mode acrlsd: one: LSDs stay in memory; two: LSDs are stored first and then read again; the result"
-        " is the same",
-    )
-    store_lsds: bool = Field(default=False, description="also write volumes/lsds (always written if passes = two)")
+    store_lsds: bool = Field(default=False, description="also write volumes/lsds")
     roi: RegionConfig | None = Field(default=None, description="predict only this region (default: the whole target)")
     mask: str | None = Field(
         default=None, description="dataset in the target volume; where it is 0, nothing is computed and the result is 0"

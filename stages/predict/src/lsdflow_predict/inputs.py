@@ -94,7 +94,3 @@ def check_mode(mode: Mode, config: PredictConfig) -> None:
     """ConfigError (78) for options that the networks of this mode cannot satisfy."""
     if mode == "affinities" and config.store_lsds:
         raise ConfigError("this network gives no LSDs", where="predict.store_lsds", found=f"mode {mode}")
-    if mode != "acrlsd" and config.passes == "two":
-        raise ConfigError(
-            "two passes need an LSD network before the affinity network", where="predict.passes", found=f"mode {mode}"
-        )

@@ -153,7 +153,7 @@ def region_multiply_adds(network: TiledNetwork) -> int:
     return network.grid.tile_count * multiply_adds(network.bundle.unet, network.grid.tiling.input_vox)
 
 
-def one_pass_multiply_adds(lsds: TiledNetwork, affinities: TileGrid) -> float:
+def lsd_multiply_adds(lsds: TiledNetwork, affinities: TileGrid) -> float:
     """Multiplications of an LSD network whose LSDs stay in memory: tiles that blocks share count in each of them."""
     tiles = affinities.tile_count * affinities.lsd_tiles_per_tile(lsds.grid.tiling)
     return tiles * multiply_adds(lsds.bundle.unet, lsds.grid.tiling.input_vox)

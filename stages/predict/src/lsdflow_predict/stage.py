@@ -1,6 +1,6 @@
 """The stage: raw in, affinities (and LSDs) out, by trained networks, block by block.
 
-    one pass     raw -> LSDs in memory -> affs            two passes    raw -> lsds on disk;  raw + lsds -> affs
+    raw -> affs (and LSDs)        mode acrlsd:  raw -> LSDs in memory;  raw + LSDs -> affs
 
 torch takes seconds to load. It is imported where blocks are computed or tiles are measured: commands that only check or
 plan, and workers that wait for a coordinator, do without.
@@ -32,7 +32,7 @@ from lsdflow_predict.resources import (
     choose_device,
     device_facts,
     largest_tile_edge,
-    one_pass_multiply_adds,
+    lsd_multiply_adds,
     region_multiply_adds,
     share_of,
     threads_of,
@@ -40,7 +40,7 @@ from lsdflow_predict.resources import (
     worker_bytes,
 )
 from lsdflow_predict.same_device import require_same_device
-from lsdflow_predict.tiling import TiledNetwork, TileGrid, Tiling, tile_networks
+from lsdflow_predict.tiling import tile_networks
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.engine.block_stage import BlockStage
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockTask
@@ -52,14 +52,14 @@ STAGE = "predict"
 
 
 class Predict(BlockStage):
-    """The stage: a pass of affinities; where LSDs are stored first, a pass of LSDs before it."""
+    """The stage; one pass."""
 
     name = STAGE
 
     def passes(self, experiment: Experiment) -> list[BlockTask]:
-        """The passes; everything that can be refused without the networks' weights is refused here."""
+        """The pass; everything that can be refused without the networks' weights is refused here."""
         config = experiment.table(STAGE, PredictConfig)
-        return _passes(experiment, config, open_inputs(experiment, config))
+        return [_task(experiment, config, open_inputs(experiment, config))]
 
     def problems(self, experiment: Experiment) -> list[StageError]:
         """All problems of settings, volumes and networks. Needs no GPU unless the settings name one."""
@@ -89,15 +89,11 @@ class Predict(BlockStage):
         """Blocks, bytes, main memory of a worker, and seconds as far as they are known."""
         config = experiment.table(STAGE, PredictConfig)
         inputs = open_inputs(experiment, config)
-        *before, last = _passes(experiment, config, inputs)
-        facts = {**plan_task(last), **_estimate(experiment.compute, inputs, last, *before)}
-        if inputs.lsds is None or not before:
-            return facts
-        lsds = {**plan_task(before[0]), "multiply_adds": region_multiply_adds(inputs.lsds)}
-        return {**facts, "passes": {before[0].label: lsds, last.label: facts}}
+        task = _task(experiment, config, inputs)
+        return {**plan_task(task), **_estimate(experiment.compute, inputs, task)}
 
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
-        """Time and memory of one block of the first pass, also the memory of a GPU."""
+        """Time and memory of one block, also the memory of a GPU."""
         return {**super().measure(experiment, folder), **device_facts(choose_device(experiment.compute.device))}
 
     def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
@@ -108,96 +104,19 @@ class Predict(BlockStage):
         return torch_facts()
 
 
-def _passes(experiment: Experiment, config: PredictConfig, inputs: Inputs) -> list[BlockTask]:
-    """The passes in their order."""
-    if inputs.lsds is None or config.passes == "one":
-        return [_affinity_pass(experiment, config, inputs, None)]
-    lsd_pass = _lsd_pass(experiment, config, inputs, inputs.lsds)
-    return [lsd_pass, _affinity_pass(experiment, config, inputs, lsd_pass)]
-
-
-def _affinity_pass(
-    experiment: Experiment, config: PredictConfig, inputs: Inputs, lsd_pass: BlockTask | None
-) -> BlockTask:
-    """The pass of affinities: from the LSDs that `lsd_pass` stores, from LSDs in memory, or from raw alone."""
+def _task(experiment: Experiment, config: PredictConfig, inputs: Inputs) -> BlockTask:
+    """The pass: from raw alone, or from raw and LSDs that are computed around each block and stay in memory."""
+    setup, grid = config.setup or experiment.common.mode, inputs.affinities.grid
     outputs = {"affs": inputs.affinities.bundle.outputs["affs"]}
-    if config.store_lsds and lsd_pass is None:
+    if config.store_lsds:
         outputs["lsds"] = LSDS.channels
-    parameters: dict[str, Any] = {"outputs": list(outputs)}
-    identities = dict(inputs.identities)
-    lsds_in_memory: Tiling | None = None
-    if lsd_pass is not None:
-        identities["lsds"] = lsd_pass.key
-    elif inputs.lsds is not None:
-        lsds_in_memory = inputs.lsds.grid.tiling
-        parameters["lsds"] = asdict(lsds_in_memory)
-
-    def load(device: str, mask: Volume | None, threads: int) -> BlockFunction:
-        """What a worker does with a block: its affinities on this device, 0 outside the mask."""
-        from lsdflow_predict.blocks import affinity_blocks
-
-        stored = None if lsd_pass is None else lsd_pass.outputs["lsds"].open()
-        return affinity_blocks(inputs, stored, mask, outputs=outputs, config=config, device=device, threads=threads)
-
-    return _block_task(
-        experiment,
-        config,
-        inputs,
-        inputs.affinities.grid,
-        label="affs",
-        outputs=list(outputs),
-        parameters=parameters,
-        identities=identities,
-        lsds_in_memory=lsds_in_memory,
-        load=load,
-    )
-
-
-def _lsd_pass(experiment: Experiment, config: PredictConfig, inputs: Inputs, lsds: TiledNetwork) -> BlockTask:
-    """The first of two passes: LSDs of the region and of what the affinity tiles see around it."""
-
-    def load(device: str, mask: Volume | None, threads: int) -> BlockFunction:
-        """What a worker does with a block of the first pass: its LSDs on this device."""
-        from lsdflow_predict.blocks import lsd_blocks
-
-        return lsd_blocks(inputs.raw, lsds, mask, inputs.affinities.grid, config=config, device=device, threads=threads)
-
-    return _block_task(
-        experiment,
-        config,
-        inputs,
-        lsds.grid,
-        label="lsds",
-        outputs=["lsds"],
-        parameters={"part": "lsds", "seen_by": asdict(inputs.affinities.grid.tiling)},
-        identities={name: identity for name, identity in inputs.identities.items() if name != "network"},
-        lsds_in_memory=None,
-        load=load,
-    )
-
-
-def _block_task(
-    experiment: Experiment,
-    config: PredictConfig,
-    inputs: Inputs,
-    grid: TileGrid,
-    *,
-    label: str,
-    outputs: list[str],
-    parameters: dict[str, Any],
-    identities: dict[str, str],
-    lsds_in_memory: Tiling | None,
-    load: Callable[[str, Volume | None, int], BlockFunction],
-) -> BlockTask:
-    """A pass over the blocks of `grid`. `parameters`: those that the other pass does not have.
-
-    load(device, mask, threads) loads the networks in a worker; it returns what the worker does with a block.
-    """
+    parameters = _parameters(config, inputs, list(outputs), setup)
 
     @contextmanager
     def open_blocks() -> Iterator[BlockFunction]:
         """Choose the device, make torch deterministic, and load the networks. ContractMismatch for another device."""
         from lsdflow_network.precision import inference_precision
+        from lsdflow_predict.blocks import affinity_blocks
         from lsdflow_predict.evaluation import prepare_torch
 
         device = choose_device(experiment.compute.device, worker_number())
@@ -205,18 +124,19 @@ def _block_task(
         prepare_torch(precision)
         if not config.allow_mixed_devices:
             require_same_device(experiment.layout.result(STAGE, key), precision, device)
-        yield load(device, _open_mask(experiment, config, inputs.raw), threads_of(experiment.compute, len(plan)))
+        mask, threads = _open_mask(experiment, config, inputs.raw), threads_of(experiment.compute, len(plan))
+        yield affinity_blocks(inputs, mask, outputs=outputs, config=config, device=device, threads=threads)
 
-    setup = config.setup or experiment.common.mode
-    plan = BlockPlan(grid.region, grid.block_vox, grid.context_vox(lsds_in_memory))
-    key = work_key(STAGE, {**_parameters(config, inputs, grid, setup), **parameters}, identities)
+    lsds = None if inputs.lsds is None else inputs.lsds.grid.tiling
+    plan = BlockPlan(grid.region, grid.block_vox, grid.context_vox(lsds))
+    key = work_key(STAGE, parameters, inputs.identities)
     specs = {"affs": affinities_to(inputs.affinities.bundle.neighborhood), "lsds": LSDS}
     return BlockTask(
         stage=STAGE,
         experiment=experiment,
         key=key,
         config=_resolved(config, inputs, setup),
-        inputs=identities,
+        inputs=inputs.identities,
         plan=plan,
         outputs={
             name: OutputArray(
@@ -230,17 +150,17 @@ def _block_task(
             for name in outputs
         },
         open=open_blocks,
-        label=label,
+        label="affs",
         share=partial(share_of, experiment.compute, grid, block_bytes(inputs.affinities, inputs.lsds)),
-        # Affinities of LSDs that failed would be wrong: the first of two passes must be complete.
-        may_have_holes=label == "affs",
+        may_have_holes=True,
     )
 
 
-def _parameters(config: PredictConfig, inputs: Inputs, grid: TileGrid, setup: str) -> dict[str, Any]:
-    """What the key of either pass is made of; existing results have keys of these names and values."""
-    return {
-        "layer": asdict(grid),
+def _parameters(config: PredictConfig, inputs: Inputs, outputs: list[str], setup: str) -> dict[str, Any]:
+    """What the key is made of; existing results have keys of these names and values."""
+    parameters = {
+        "outputs": outputs,
+        "layer": asdict(inputs.affinities.grid),
         "outside": config.outside,
         "mask": config.mask,
         # Results of default settings keep the keys that they had when the default was named "float32".
@@ -249,6 +169,7 @@ def _parameters(config: PredictConfig, inputs: Inputs, grid: TileGrid, setup: st
         "iteration": inputs.affinities.bundle.iteration,
         "zarr_format": config.zarr_format,
     }
+    return parameters if inputs.lsds is None else {**parameters, "lsds": asdict(inputs.lsds.grid.tiling)}
 
 
 def _resolved(config: PredictConfig, inputs: Inputs, setup: str) -> dict[str, Any]:
@@ -308,9 +229,7 @@ def _workers_here(compute: ComputeTable) -> int:
     return compute.workers if compute.runner == "daisy" else 1
 
 
-def _estimate(
-    compute: ComputeTable, inputs: Inputs, task: BlockTask, lsd_pass: BlockTask | None = None
-) -> dict[str, Any]:
+def _estimate(compute: ComputeTable, inputs: Inputs, task: BlockTask) -> dict[str, Any]:
     """Facts for `plan`: shapes of tiles, memory of a worker, and hours if something is known about the speed."""
     affinities, lsds = inputs.affinities, inputs.lsds
     tiling, device, share = affinities.grid.tiling, choose_device(compute.device), task.shared
@@ -329,13 +248,9 @@ def _estimate(
         "accepted": list(inputs.networks.accepted),
         "multiply_adds": region_multiply_adds(affinities),
     }
-    if lsd_pass is not None:
-        facts["lsd_blocks"] = len(lsd_pass.plan)
-        facts["lsd_bytes_out_uncompressed"] = LSDS.channels * lsd_pass.plan.total.size
     if lsds is not None:
         facts["lsd_tile_input_vox"] = list(lsds.grid.tiling.input_vox)
-    if lsds is not None and lsd_pass is None:
-        facts["multiply_adds"] += one_pass_multiply_adds(lsds, affinities.grid)
+        facts["multiply_adds"] += lsd_multiply_adds(lsds, affinities.grid)
         facts["lsd_tiles_per_affinity_tile"] = affinities.grid.lsd_tiles_per_tile(lsds.grid.tiling)
     records = [task.marks.record(number) for number in sorted(task.marks.done())[:1000]]
     seconds = [record["seconds"] for record in records if not record["facts"].get("blocks_outside_mask")]

@@ -43,8 +43,8 @@ from lsdflow_predict.config import PredictConfig
 LARGEST_BLOCK_VOX = 256
 # Blocks in each direction of a small region, so that all workers have some and progress is seen.
 FEWEST_BLOCKS_PER_AXIS = 2
-# With LSDs in memory, every block computes the LSDs around itself: larger blocks waste less.
-LARGEST_BLOCK_ONE_PASS_VOX = 512
+# With an LSD network, every block computes the LSDs around itself: larger blocks waste less.
+LARGEST_BLOCK_WITH_LSDS_VOX = 512
 
 Index3 = tuple[int, int, int]
 # Arrays of numpy or torch: both are indexed in the same way.
@@ -122,9 +122,9 @@ class TileGrid:
         return math.prod(_per_axis(lambda n, c: -(-n // c), self.region.shape_vox, self.tiling.cell_vox))
 
     def context_vox(self, lsds: Tiling | None) -> Vox3:
-        """How far beyond a block raw (and stored LSDs) are read, at most, on either side.
+        """How far beyond a block raw is read, at most, on either side.
 
-        lsds: the tiles of the LSDs that are computed in memory for a block; None if there are none.
+        lsds: the tiles of the LSDs that are computed for a block; None if there are none.
         """
         block = self.first_block
         read = self.tiling.inputs_hull(block)
@@ -134,10 +134,7 @@ class TileGrid:
         return _per_axis(lambda b, e, read_b, read_e: max(b - read_b, read_e - e), *bounds)
 
     def lsd_tiles_per_tile(self, lsds: Tiling) -> float:
-        """LSD tiles that one pass evaluates for each affinity tile of a block: the price of not storing LSDs.
-
-        Larger blocks bring it towards 1; two passes evaluate each LSD tile once.
-        """
+        """LSD tiles that are evaluated for each affinity tile of a block; larger blocks bring it towards 1."""
         needed = self.tiling.inputs_hull(self.first_block)
         return len(list(lsds.indices_touching(needed))) / self.tiles_per_block
 
@@ -158,8 +155,7 @@ def tile_networks(
 
     Raises ConfigError for a tile shape or block shape that is not positive.
     """
-    one_pass = networks.lsds is not None and config.passes == "one"
-    largest_block = _largest_block_vox(config, voxel_size_nm, region, one_pass)
+    largest_block = _largest_block_vox(config, voxel_size_nm, region, networks.lsds is not None)
     folder, bundle = networks.affinities.folder, networks.affinities.bundle
     grid = affinity_grid(bundle.unet, region, _largest_tile_vox(config, bundle, voxel_size_nm), largest_block)
     affinities = TiledNetwork(folder, bundle, grid)
@@ -255,13 +251,13 @@ def _largest_tile_vox(config: PredictConfig, bundle: Bundle, voxel_size_nm: Nm3)
     return _require_positive(shape, field)
 
 
-def _largest_block_vox(config: PredictConfig, voxel_size_nm: Nm3, region: Box, one_pass: bool) -> Vox3:
+def _largest_block_vox(config: PredictConfig, voxel_size_nm: Nm3, region: Box, with_lsds: bool) -> Vox3:
     """The largest block: as configured, else a cube of usual size, or a part of a small region."""
     field = "predict.block_shape"
     if config.block_shape is not None:
         return _require_positive(config.block_shape.to_vox(voxel_size_nm, field), field)
-    if one_pass:
-        return (LARGEST_BLOCK_ONE_PASS_VOX,) * 3
+    if with_lsds:
+        return (LARGEST_BLOCK_WITH_LSDS_VOX,) * 3
     return _per_axis(lambda n: min(LARGEST_BLOCK_VOX, -(-n // FEWEST_BLOCKS_PER_AXIS)), region.shape_vox)
 
 
