@@ -31,6 +31,12 @@ def test_a_moved_box_keeps_its_voxels(box: Box, by: tuple[int, int, int]) -> Non
     assert _voxels(box.translate(by)) == moved
 
 
+def test_the_hull_of_boxes_holds_each_of_them_tightly() -> None:
+    one, other = Box((1, 2, 3), (4, 5, 6)), Box((-1, 4, 0), (2, 20, 4))
+    assert Box.hull(iter([one])) == one
+    assert Box.hull((one, other)) == Box.from_bounds((-1, 2, 0), (5, 24, 9))
+
+
 def test_growing_adds_context_on_both_sides_and_negative_shrinks() -> None:
     box = Box((4, 4, 4), (8, 8, 8))
     assert box.grow((1, 2, 3)) == Box((3, 2, 1), (10, 12, 14))

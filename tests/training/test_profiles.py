@@ -19,8 +19,7 @@ from lsdflow_network.shapes import context_vox
 from lsdflow_train_lsd.cli import app as train_lsd
 from lsdflow_training import run
 from lsdflow_training.config import AffinityTrainingConfig
-from lsdflow_training.data.pipeline import Source
-from lsdflow_training.data.volumes import TrainingVolume, source_problems
+from lsdflow_training.data.volumes import Source, TrainingVolume, source_problems
 from lsdflow_training.resolve import resolve_settings
 from lsdflow_training.settings import TrainingSettings
 from lsdflow_training.testing import micro_experiment, micro_volume

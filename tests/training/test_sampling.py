@@ -9,7 +9,7 @@ import pytest
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
-from lsdflow_training.config import LsdTrainingConfig
+from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.volumes import (
     TrainingVolume,
     chosen_volumes,
@@ -35,14 +35,14 @@ def test_a_volume_that_prepare_no_longer_names_is_not_drawn(tmp_path: Path) -> N
     layout = ExperimentLayout(tmp_path)
     for name in ("kept", "dropped"):
         micro_volume(layout.training_volume(name))
-    assert [v.name for v in chosen_volumes(layout, LsdTrainingConfig(), ["kept"])] == ["kept"]
+    assert [v.name for v in chosen_volumes(layout, TrainingConfig(), ["kept"])] == ["kept"]
     with pytest.raises(ConfigError):
-        chosen_volumes(layout, LsdTrainingConfig(volumes=("dropped",)), ["kept"])
+        chosen_volumes(layout, TrainingConfig(volumes=("dropped",)), ["kept"])
 
 
 def test_no_training_volume_at_all_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(MissingInput, match="run prepare"):
-        chosen_volumes(ExperimentLayout(tmp_path), LsdTrainingConfig(), [])
+        chosen_volumes(ExperimentLayout(tmp_path), TrainingConfig(), [])
 
 
 def _volumes(folder: Path, *sizes: tuple[float, float, float]) -> list[TrainingVolume]:

@@ -22,7 +22,6 @@ from lsdflow_predict.tiling import (
     assemble,
     block_of_cells,
     crop_to_cell,
-    hull,
     lsd_grid,
     plan_tiling,
 )
@@ -90,10 +89,6 @@ def test_the_hull_of_inputs_holds_every_input_tightly():
     assert all(found.contains(b) for b in inputs)
     assert found.begin_vox == tuple(np.min([b.begin_vox for b in inputs], axis=0))
     assert found.end_vox == tuple(np.max([b.end_vox for b in inputs], axis=0))
-
-
-def test_the_hull_of_one_box_is_the_box():
-    assert hull(iter([Box((1, 2, 3), (4, 5, 6))])) == Box((1, 2, 3), (4, 5, 6))
 
 
 def _zeros(channels: int, box: Box) -> np.ndarray:

@@ -10,6 +10,7 @@ checkpoints/00001000/
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,12 @@ PLANNED = "planned "
 
 Mode = Literal["acrlsd", "mtlsd", "affinities"]
 Kind = Literal["lsd", "acrlsd", "mtlsd", "affinities"]
+OUTPUTS: dict[Kind, dict[str, int]] = {
+    "lsd": {"lsds": 10},
+    "acrlsd": {"affs": 3},
+    "mtlsd": {"lsds": 10, "affs": 3},
+    "affinities": {"affs": 3},
+}
 Upsampling = Literal["reduce", "keep", "repeat"]
 Kernels = tuple[tuple[Vox3, ...], ...]
 
@@ -104,6 +111,11 @@ class UNetSpec(StrictModel):
 
     def _kernels_alike(self) -> tuple[Vox3, ...]:
         return ((self.kernel_size,) * 3,) * self.convs_per_level
+
+
+def outputs_of(kind: Kind, neighborhood: Sequence[Vox3]) -> dict[str, int]:
+    """Names and channels of what a network of this kind gives: of affinities, one for each offset of `neighborhood`."""
+    return {name: len(neighborhood) if name == "affs" else count for name, count in OUTPUTS[kind].items()}
 
 
 class Calibration(StrictModel):

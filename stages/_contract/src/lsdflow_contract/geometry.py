@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -46,6 +46,13 @@ class Box:
         """The box from begin to end; empty (shape 0) along an axis whose end is before its begin."""
         shape = tuple(max(0, e - b) for b, e in zip(begin_vox, end_vox, strict=True))
         return cls(begin_vox, _three(shape))
+
+    @classmethod
+    def hull(cls, boxes: Iterable[Box]) -> Box:
+        """The smallest box that holds all `boxes` (at least one)."""
+        begins, ends = zip(*((box.begin_vox, box.end_vox) for box in boxes), strict=True)
+        begin, end = map(min, zip(*begins, strict=True)), map(max, zip(*ends, strict=True))
+        return cls.from_bounds(_three(begin), _three(end))
 
     @property
     def end_vox(self) -> Vox3:

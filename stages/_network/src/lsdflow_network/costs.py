@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.geometry import Vox3
@@ -30,52 +30,41 @@ def _half_merged(spec: UNetSpec) -> int:
 
 def weights_of(spec: UNetSpec) -> int:
     """Number of weights of the convolutions of a U-Net, without biases and heads."""
-    levels = range(len(spec.downsample_factors))
-    total = 0
-    for level in range(len(levels) + 1):
-        entering = spec.fmaps_of(level - 1) if level else spec.in_channels
-        total += _pass_weights(entering, spec.fmaps_of(level), spec.kernels_before(level))
-    for level in levels:
-        both = spec.fmaps_of(level) + spec.upsampled_fmaps(level)
-        total += _pass_weights(both, spec.fmaps_after(level), spec.kernels_after(level))
-        if spec.upsampling != "repeat":
-            factor = math.prod(spec.downsample_factors[level])
-            total += factor * spec.fmaps_of(level + 1) * spec.upsampled_fmaps(level)
-    return total
-
-
-def _pass_weights(entering: int, fmaps: int, kernels: Sequence[Vox3]) -> int:
-    """Number of weights of consecutive convolutions: `entering` input channels, then `fmaps` each."""
-    return sum(math.prod(kernel) * fmaps * (fmaps if i else entering) for i, kernel in enumerate(kernels))
+    return sum(weights for _, weights in _convolutions(spec, (0, 0, 0)))
 
 
 def multiply_adds(spec: UNetSpec, input_vox: Vox3) -> int:
     """Multiplications of the convolutions in one evaluation for an input of this shape, without the heads."""
-    levels = range(len(spec.downsample_factors))
-    total, size, channels = 0, input_vox, spec.in_channels
-    for level in range(len(levels) + 1):
-        done, size = _convolutions(size, channels, spec.fmaps_of(level), spec.kernels_before(level))
-        total, channels = total + done, spec.fmaps_of(level)
-        if level in levels:
+    return sum(voxels * weights for voxels, weights in _convolutions(spec, input_vox))
+
+
+def _convolutions(spec: UNetSpec, input_vox: Vox3) -> Iterator[tuple[int, int]]:
+    """Of each convolution, in their order: voxels of its output (of an upsampling: of its input), and its weights."""
+    size, levels = input_vox, len(spec.downsample_factors)
+    for level in range(levels + 1):
+        entering = spec.fmaps_of(level - 1) if level else spec.in_channels
+        for output, weights in _pass(size, entering, spec.fmaps_of(level), spec.kernels_before(level)):
+            yield math.prod(output), weights
+            size = output
+        if level < levels:
             size = _per_axis(size, spec.downsample_factors[level], -1)
-    for level in reversed(levels):
-        size = _per_axis(size, spec.downsample_factors[level], 1)
+    for level in reversed(range(levels)):
+        factor, upsampled = spec.downsample_factors[level], spec.upsampled_fmaps(level)
         if spec.upsampling != "repeat":
-            total += math.prod(size) * channels * spec.upsampled_fmaps(level)
-        both, channels = spec.fmaps_of(level) + spec.upsampled_fmaps(level), spec.fmaps_after(level)
-        done, size = _convolutions(size, both, channels, spec.kernels_after(level))
-        total += done
-    return total
+            yield math.prod(size), math.prod(factor) * spec.fmaps_of(level + 1) * upsampled
+        size, both = _per_axis(size, factor, 1), spec.fmaps_of(level) + upsampled
+        for output, weights in _pass(size, both, spec.fmaps_after(level), spec.kernels_after(level)):
+            yield math.prod(output), weights
+            size = output
 
 
-def _convolutions(size: Vox3, entering: int, fmaps: int, kernels: Sequence[Vox3]) -> tuple[int, Vox3]:
-    """Multiplications of consecutive valid convolutions, and the output shape."""
-    total, channels = 0, entering
+def _pass(size: Vox3, entering: int, fmaps: int, kernels: Sequence[Vox3]) -> Iterator[tuple[Vox3, int]]:
+    """Output shape and number of weights of each of consecutive valid convolutions."""
     for kernel in kernels:
         z, y, x = (s - k + 1 for s, k in zip(size, kernel, strict=True))
         size = z, y, x
-        total, channels = total + math.prod(size) * math.prod(kernel) * channels * fmaps, fmaps
-    return total, size
+        yield size, math.prod(kernel) * entering * fmaps
+        entering = fmaps
 
 
 def _per_axis(size: Vox3, factor: Vox3, power: int) -> Vox3:

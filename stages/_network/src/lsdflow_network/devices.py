@@ -88,6 +88,17 @@ def torch_facts() -> dict[str, Any]:
     }
 
 
+def device_facts(device: str) -> dict[str, Any]:
+    """The device of this process and, of a GPU, its name and the most memory that was reserved so far (MiB)."""
+    if device == "cpu":
+        return {"device": device}
+    import torch
+
+    name = torch.cuda.get_device_name(torch.device(device))
+    peak = torch.cuda.max_memory_reserved(torch.device(device))
+    return {"device": device, "device_name": name, "device_peak_mib": peak / 2**20}
+
+
 def require_gpu(wanted: str, count: int) -> None:
     """ConfigError unless the device `wanted` is one of `count` GPUs, or no GPU.
 

@@ -22,7 +22,7 @@ from lsdflow_training.build import FrozenLsd, make_optimizer
 from lsdflow_training.checkpoints import Resumed
 from lsdflow_training.curves import Curves
 from lsdflow_training.data.patch import Patch
-from lsdflow_training.data.pipeline import Source
+from lsdflow_training.data.volumes import Source
 from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.ranks import Ranks
 from lsdflow_training.run import Training, TrainingResult

@@ -309,10 +309,6 @@ class TrainingConfig(StrictModel):
         return values
 
 
-class LsdTrainingConfig(TrainingConfig):
-    """[train-lsd]: nothing beyond the shared options."""
-
-
 class AffinityTrainingConfig(TrainingConfig):
     """[train-acrlsd]: also which affinities are learnt, and with which LSD checkpoint (mode acrlsd)."""
 

@@ -82,11 +82,6 @@ def does_not_fit(error: BaseException, where: str) -> ConfigError:
     )
 
 
-def batches_of(number: int, effective_batch: int) -> range:
-    """The batches of all processes for the step that makes iteration `number`."""
-    return range((number - 1) * effective_batch + 1, number * effective_batch + 1)
-
-
 def not_finite(
     what: str, found: str, *, number: int, saved: int, batches: Sequence[int], process: int | None = None
 ) -> BadData:

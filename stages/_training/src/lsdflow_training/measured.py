@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lsdflow_contract.errors import OutputConflict
+from lsdflow_network.devices import device_facts
 from lsdflow_training.run import Training, tensorflow_backend
 from lsdflow_training.settings import Distribution, Records, TrainingSettings
 
@@ -45,7 +46,7 @@ def measure_training(training: Training, folder: Path, lsd: FrozenLsd | None = N
         "iteration": result.iteration,
         "seconds": 60 * result.minutes,
         "peak_rss_mib": _peak_rss_mib(settings.num_workers),
-        **({"device": settings.device} if with_tensorflow else _device_taken(settings.device)),
+        **({"device": settings.device} if with_tensorflow else device_facts(settings.device)),
         "host": socket.gethostname(),
     }
 
@@ -79,13 +80,3 @@ def _peak_rss_mib(workers: int) -> float:
     """Peak memory of this process and its workers; for each worker that of the largest, because only that is known."""
     own, largest = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return (own + workers * largest) / 1024
-
-
-def _device_taken(device: str) -> dict[str, Any]:
-    if not device.startswith("cuda"):
-        return {"device": device}
-    import torch
-
-    peak = torch.cuda.max_memory_reserved(torch.device(device))
-    name = torch.cuda.get_device_name(torch.device(device))
-    return {"device": device, "device_name": name, "device_peak_mib": peak / 2**20}

@@ -12,7 +12,17 @@ from typing import TypeVar
 
 from lsdflow_command.machine import available_cores
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD
-from lsdflow_contract.checkpoint import BUNDLE_JSON, Bundle, Kind, UNetSpec, bundle_folder, read_best, read_bundle
+from lsdflow_contract.checkpoint import (
+    BUNDLE_JSON,
+    OUTPUTS,
+    Bundle,
+    Kind,
+    UNetSpec,
+    bundle_folder,
+    outputs_of,
+    read_best,
+    read_bundle,
+)
 from lsdflow_contract.errors import ConfigError, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3, Vox3
@@ -41,12 +51,6 @@ ANISOTROPY_FROM = 2.0
 DAMAGED_SECTIONS = (
     "missing_section_probability", "low_contrast_probability", "artifact_probability", "repeated_section_probability",
 )  # fmt: skip
-OUTPUTS: dict[Kind, dict[str, int]] = {
-    "lsd": {"lsds": 10},
-    "acrlsd": {"affs": 3},
-    "mtlsd": {"lsds": 10, "affs": 3},
-    "affinities": {"affs": 3},
-}
 
 
 def resolve_settings(
@@ -74,7 +78,7 @@ def resolve_settings(
     # each task of SLURM has its own cores; processes of torchrun share the cores of their task
     sharing = distribution.processes * (ranks.local_world_size if "RANK" in os.environ else 1)
     workers, threads = _workers_and_threads(config, sharing)
-    outputs = _outputs(kind, _neighborhood(config))
+    outputs = outputs_of(kind, _neighborhood(config))
     return TrainingSettings(
         stage=stage,
         kind=kind,
@@ -212,11 +216,6 @@ def _targets(config: TrainingConfig, profile: Profile, kind: Kind, voxel_size_nm
 
 def _neighborhood(config: TrainingConfig) -> tuple[Vox3, ...]:
     return config.neighborhood if isinstance(config, AffinityTrainingConfig) else AFFINITY_NEIGHBORHOOD
-
-
-def _outputs(kind: Kind, neighborhood: tuple[Vox3, ...]) -> dict[str, int]:
-    """Names and channels of the outputs: one affinity for each offset."""
-    return {name: len(neighborhood) if name == "affs" else count for name, count in OUTPUTS[kind].items()}
 
 
 def _sigma_nm(config: TrainingConfig, voxel_size_nm: Nm3, lsd: Bundle | None) -> Nm3:

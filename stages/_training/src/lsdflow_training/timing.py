@@ -7,22 +7,19 @@ validation or a checkpoint.
 
 from __future__ import annotations
 
-import gzip
 import logging
-import shutil
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import BinaryIO
 
 import gunpowder as gp
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from lsdflow_contract.files import TEMPORARY_SUFFIX, storage_errors, write_atomically
+from lsdflow_contract.files import storage_errors, write_atomically
 from lsdflow_training.curves import Curves
 
 LOG = logging.getLogger("lsdflow.training")
@@ -135,21 +132,12 @@ def step_profile(steps: int, folder: Path, device: str, rank: int = 0) -> Iterat
 
 
 def _write_trace(path: Path, profiled: profile) -> None:
-    """Write the trace, complete or not at all; torch writes plain JSON to a path, which is then gzipped."""
-    plain = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
-    with storage_errors(path):
-        plain.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            profiled.export_chrome_trace(str(plain))
-            with plain.open("rb") as trace:
-                write_atomically(path, lambda file: _gzip(trace, file))
-        finally:
-            plain.unlink(missing_ok=True)
-
-
-def _gzip(source: BinaryIO, target: BinaryIO) -> None:
-    with gzip.GzipFile(filename="", mode="wb", fileobj=target) as packed:
-        shutil.copyfileobj(source, packed)
+    """Write the trace, complete or not at all; torch compresses it."""
+    with storage_errors(path), TemporaryDirectory() as folder:
+        packed = Path(folder) / path.name
+        profiled.export_chrome_trace(str(packed))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: file.write(packed.read_bytes()))
 
 
 def _log_table(path: Path, profiled: profile, device: str, rank: int) -> None:

@@ -36,9 +36,10 @@ from lsdflow_training.checkpoints import Resumed, TrainingState
 from lsdflow_training.compiled import compile_everything
 from lsdflow_training.curves import Curves, count_iteration, report_validation, training_progress
 from lsdflow_training.data.patch import Patch, to_patch
-from lsdflow_training.data.pipeline import Keys, Source, make_keys
+from lsdflow_training.data.pipeline import Keys, make_keys
 from lsdflow_training.data.streams import make_stream, next_batches
-from lsdflow_training.failures import TOO_LARGE, StopRequest, batches_of, memory_errors, not_finite, stop_on_signals
+from lsdflow_training.data.volumes import Source
+from lsdflow_training.failures import TOO_LARGE, StopRequest, memory_errors, not_finite, stop_on_signals
 from lsdflow_training.mlflow_log import MlflowLog
 from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.sharding import all_finite, require_same_weights, whole_optimizer, whole_weights
@@ -237,7 +238,9 @@ class Trainer:
         return not_finite("loss is", f"loss {loss}", number=number, saved=self.saved, batches=batches, process=rank)
 
     def _batches(self, number: int) -> range:
-        return batches_of(number, self.settings.step.effective_batch)
+        """The batches of all processes for the step that makes iteration `number`."""
+        count = self.settings.step.effective_batch
+        return range((number - 1) * count + 1, number * count + 1)
 
     def _log(self, curves: Curves, result: StepResult, progress: Progress) -> None:
         schedules, rate = self.settings.schedules, self.optimizer.param_groups[0]["lr"]

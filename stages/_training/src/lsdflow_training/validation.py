@@ -85,14 +85,6 @@ def _patches_of(keys: Keys, settings: TrainingSettings, source: Source, count: i
     return [patch for patch in patches if any(bool((w > 0).any()) for w in patch.weights.values())]
 
 
-def validation_loss(
-    network: nn.Module, patches: Sequence[Patch], device: torch.device, precision: TrainingPrecision
-) -> float:
-    """Mean loss over the patches (the sum over outputs, as in training)."""
-    losses = _losses(network, patches, device, precision)
-    return sum(losses) / len(losses)
-
-
 def shared_validation_loss(
     network: nn.Module,
     patches: Sequence[Patch],

@@ -23,7 +23,7 @@ from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.evaluation import Finite, Network, grey_levels, load_network
 from lsdflow_predict.inputs import Inputs
 from lsdflow_predict.resources import cache_bytes, window_bytes
-from lsdflow_predict.tiling import Each, Index3, TiledNetwork, Tiling, assemble, crop_to_cell, hull
+from lsdflow_predict.tiling import Each, Index3, TiledNetwork, Tiling, assemble, crop_to_cell
 from lsdflow_predict.worker_device import U8, Device, Window
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput
@@ -60,7 +60,7 @@ def affinity_blocks(
         if not tiles:
             zeros = np.zeros((sum(outputs.values()), *box.shape_vox), np.uint8)
             return BlockOutput(arrays=_by_name(zeros, outputs), facts=facts)
-        seen = hull(tiling.input(index) for index in tiles)
+        seen = Box.hull(tiling.input(index) for index in tiles)
         raw_box = seen if source is None else source.tiling.inputs_hull(seen)
         raw = worker.window(raw_box, inputs.raw.read(raw_box, outside=config.outside))
         with worker.computing():
@@ -90,7 +90,7 @@ class AffinityComputation:
         """
         finite: list[Finite] = []
         raw, lsds = self.worker.upload(raw), None
-        seen = hull(self.tiling.input(index) for index in tiles)
+        seen = Box.hull(self.tiling.input(index) for index in tiles)
         lsd_tiles = [] if self.source is None else list(self.source.tiling.indices_touching(seen))
         each = self.worker.each_of(len(tiles) + len(lsd_tiles))
         if self.source is not None:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, is_neighborhood
 from lsdflow_contract.checkpoint import (
+    OUTPUTS,
     WEIGHTS,
     Bundle,
     Kind,
     Mode,
     bundle_folder,
     bundle_iterations,
+    outputs_of,
     read_best,
     read_bundle,
 )
@@ -26,13 +28,6 @@ from lsdflow_predict.config import PredictConfig
 
 LSD_STAGE = "train-lsd"
 AFFINITY_STAGES = ("train-acrlsd", "train-lsd")
-# Channels of each output; a network of further affinities gives a channel for each.
-_OUTPUTS: dict[str, dict[str, int]] = {
-    "lsd": {"lsds": 10},
-    "acrlsd": {"affs": 3},
-    "mtlsd": {"lsds": 10, "affs": 3},
-    "affinities": {"affs": 3},
-}
 
 
 @dataclass(frozen=True)
@@ -174,11 +169,12 @@ def _require_kind(found: ChosenBundle, wanted: Kind) -> ChosenBundle:
         raise ContractMismatch(
             "the checkpoint holds another kind of network",
             where=found.folder,
-            wanted=f"{wanted}: gives {_OUTPUTS[wanted]}",
+            wanted=f"{wanted}: gives {OUTPUTS[wanted]}",
             found=f"{bundle.kind} from {bundle.writer.stage}: {bundle.unet.in_channels} in, gives {bundle.outputs}",
             fix=f"correct predict.{'lsd_checkpoint' if wanted == 'lsd' else 'checkpoint'} or experiment.mode",
         )
-    inputs, outputs = 1 + (10 if wanted == "acrlsd" else 0), _outputs(bundle)
+    inputs = 1 + (10 if wanted == "acrlsd" else 0)
+    outputs = outputs_of(wanted, bundle.neighborhood or AFFINITY_NEIGHBORHOOD)
     if bundle.outputs != outputs or bundle.unet.in_channels != inputs:
         raise BadData(
             "the bundle contradicts itself",
@@ -194,12 +190,6 @@ def _require_kind(found: ChosenBundle, wanted: Kind) -> ChosenBundle:
             found=[list(offset) for offset in bundle.neighborhood],
         )
     return found
-
-
-def _outputs(bundle: Bundle) -> dict[str, int]:
-    """What a network of this kind gives: an affinity for each offset of its neighbourhood."""
-    affs = len(bundle.neighborhood or AFFINITY_NEIGHBORHOOD)
-    return {name: affs if name == "affs" else count for name, count in _OUTPUTS[bundle.kind].items()}
 
 
 def _check_lsd_identity(affinities: ChosenBundle, lsds: ChosenBundle | None, config: PredictConfig) -> list[str]:

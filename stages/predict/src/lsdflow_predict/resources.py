@@ -6,7 +6,6 @@ torch takes seconds to load, and `validate` needs no GPU: it is imported only in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from lsdflow_command.machine import available_cores, memory_limit_bytes
 from lsdflow_contract.arrays import LSDS
@@ -157,17 +156,6 @@ def lsd_multiply_adds(lsds: TiledNetwork, affinities: TileGrid) -> float:
     """Multiplications of an LSD network whose LSDs stay in memory: tiles that blocks share count in each of them."""
     tiles = affinities.tile_count * affinities.lsd_tiles_per_tile(lsds.grid.tiling)
     return tiles * multiply_adds(lsds.bundle.unet, lsds.grid.tiling.input_vox)
-
-
-def device_facts(device: str) -> dict[str, Any]:
-    """The device of this process and, of a GPU, its name and the most memory that was reserved so far (MiB)."""
-    if device == "cpu":
-        return {"device": device}
-    import torch
-
-    name = torch.cuda.get_device_name(torch.device(device))
-    peak = torch.cuda.max_memory_reserved(torch.device(device))
-    return {"device": device, "device_name": name, "device_peak_mib": peak / 2**20}
 
 
 def _free_gpu_bytes(device: str) -> int:

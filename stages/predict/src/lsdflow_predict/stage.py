@@ -22,7 +22,7 @@ from lsdflow_contract.errors import StageError, problems_of
 from lsdflow_contract.experiment import ComputeTable, Experiment
 from lsdflow_contract.geometry import region_box
 from lsdflow_contract.manifest import Manifest, read_manifest, work_key
-from lsdflow_network.devices import require_precision
+from lsdflow_network.devices import device_facts, require_precision
 from lsdflow_predict.checkpoints import check_weights
 from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.inputs import Inputs, check_mode, choose_networks_of, open_inputs, open_mask, open_raw
@@ -30,7 +30,6 @@ from lsdflow_predict.resources import (
     block_bytes,
     check_main_memory,
     choose_device,
-    device_facts,
     largest_tile_edge,
     lsd_multiply_adds,
     region_multiply_adds,

@@ -90,7 +90,7 @@ class Tiling:
     def inputs_hull(self, box: Box) -> Box:
         """The smallest box that holds the inputs of all tiles touching `box`, which is not empty."""
         z, y, x = self._ranges(box)
-        return hull((self.input((z[0], y[0], x[0])), self.input((z[-1], y[-1], x[-1]))))
+        return Box.hull((self.input((z[0], y[0], x[0])), self.input((z[-1], y[-1], x[-1]))))
 
     def _ranges(self, box: Box) -> list[range]:
         """Indices of the tiles that touch `box`, along each axis."""
@@ -204,14 +204,6 @@ def plan_tiling(spec: shapes.HasFactors, region: Box, phase_vox: Vox3, largest_o
 def block_of_cells(cell_vox: Vox3, region_vox: Vox3, largest_block_vox: Vox3) -> Vox3:
     """Block shape of whole cells: at most `largest_block_vox` but one cell at least; no larger than needed."""
     return _per_axis(lambda c, n, m: _balanced(n, max(c, m // c * c), c), cell_vox, region_vox, largest_block_vox)
-
-
-def hull(boxes: Iterable[Box]) -> Box:
-    """The smallest box that holds all `boxes` (at least one)."""
-    found = list(boxes)
-    begin = _per_axis(lambda *values: min(values), *(b.begin_vox for b in found))
-    end = _per_axis(lambda *values: max(values), *(b.end_vox for b in found))
-    return Box.from_bounds(begin, end)
 
 
 def assemble(

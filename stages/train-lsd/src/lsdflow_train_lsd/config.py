@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lsdflow_training.config import LsdTrainingConfig
+from lsdflow_training.config import TrainingConfig
 
 
-class TrainLsdConfig(LsdTrainingConfig):
+class TrainLsdConfig(TrainingConfig):
     """Options of train-lsd; those left out come from the profile of the experiment."""

@@ -76,7 +76,7 @@ class Drawer:
         output = as_box(request[keys.labels].roi)
         around = output
         for node in self._nodes:
-            around = hull(around, _context(node, output))
+            around = Box.hull((around, _context(node, output)))
         self._wanted: Boxes = {"raw": as_box(request[keys.raw].roi), "labels": around}
         self._labels_box = around.translate(as_vox3([-b for b in output.begin_vox]))
 
@@ -134,13 +134,13 @@ def _context(node: Any, output: Box) -> Box:
 
 def _draw_warp(node: ElasticAugment, wanted: Boxes, dice: Dice) -> tuple[Boxes, Warp]:
     """The boxes that the node needs, and the deformation that it draws; as ElasticAugment.prepare."""
-    whole = hull(*wanted.values())
+    whole = Box.hull(wanted.values())
     warp = node.draw(whole.shape_vox, dice)
     needed, regions = {}, {}
     for name, box in wanted.items():
         target = box.translate(as_vox3([-b for b in whole.begin_vox]))
         # gunpowder reads the hull of what a node needs and what is requested from it
-        source = hull(source_box(warp, target), target)
+        source = Box.hull((source_box(warp, target), target))
         regions[name] = Region(target, source.begin_vox)
         needed[name] = source.translate(whole.begin_vox)
     return needed, replace(warp, regions=regions)
@@ -157,13 +157,13 @@ def _draw_turn(node: gp.SimpleAugment, wanted: Boxes, dice: Dice) -> tuple[Boxes
     for axis, other in enumerate(order):
         back[other] = axis
     turned = _transposed(wanted, back)
-    whole = hull(*turned.values())
+    whole = Box.hull(turned.values())
     return {name: _mirrored(box, whole, (z, y, x)) for name, box in turned.items()}, Turn((z, y, x), as_vox3(order))
 
 
 def _transposed(wanted: Boxes, order: list[int]) -> Boxes:
     """The boxes with their axes exchanged around the middle of their hull."""
-    whole = hull(*wanted.values())
+    whole = Box.hull(wanted.values())
     middle = [b + n // 2 for b, n in zip(whole.begin_vox, whole.shape_vox, strict=True)]
     return {
         name: Box(
@@ -177,10 +177,3 @@ def _transposed(wanted: Boxes, order: list[int]) -> Boxes:
 def _mirrored(box: Box, whole: Box, mirror: tuple[bool, bool, bool]) -> Box:
     sides = zip(mirror, box.begin_vox, box.end_vox, whole.begin_vox, whole.end_vox, strict=True)
     return Box(as_vox3([first + last - end if m else begin for m, begin, end, first, last in sides]), box.shape_vox)
-
-
-def hull(one: Box, other: Box) -> Box:
-    """The smallest box that contains both."""
-    begin = [min(a, b) for a, b in zip(one.begin_vox, other.begin_vox, strict=True)]
-    end = [max(a, b) for a, b in zip(one.end_vox, other.end_vox, strict=True)]
-    return Box.from_bounds(as_vox3(begin), as_vox3(end))

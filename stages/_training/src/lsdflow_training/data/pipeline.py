@@ -25,7 +25,7 @@ from lsdflow_training.augmentation.nodes import elastic_augment, intensity_nodes
 from lsdflow_training.data.nodes import ApplyBackground, CompactIds, GrowBoundary, TrainedVoxels, VolumeSource
 from lsdflow_training.data.random_location import Places, RandomLocation
 from lsdflow_training.data.volume_arrays import Name, VolumeArrays, open_arrays
-from lsdflow_training.data.volumes import Source as Source  # noqa: PLC0414 (the trainer imports it from here)
+from lsdflow_training.data.volumes import Source
 from lsdflow_training.settings import Augmentation, Targets, TrainingSettings
 from lsdflow_training.targets.lsd_node import AddLsdTargets
 
