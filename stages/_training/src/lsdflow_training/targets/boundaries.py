@@ -9,9 +9,13 @@ ignores them, but they are context for the shape descriptors of their neighbours
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
+# An array of numpy or of torch: both are indexed and compared in the same way.
+Array = TypeVar("Array", bound=Any)
 Labels = npt.NDArray[np.unsignedinteger]
 
 
@@ -21,23 +25,28 @@ def grow_boundary(labels: Labels, mask: npt.NDArray[np.uint8] | None, steps: int
     mask: same shape, 0 = unknown; None = all known.  only_xy: neighbours in z do not count (anisotropic volumes).
     """
     known = np.ones(labels.shape, bool) if mask is None else mask > 0
-    keep = known & (labels > 0)
+    return np.where(becomes_boundary(labels, known, steps, only_xy), 0, labels).astype(labels.dtype)
+
+
+def becomes_boundary(labels: Array, known: Array, steps: int, only_xy: bool) -> Array:
+    """Which known voxels are, or become, background: bool (z, y, x). Arrays of numpy, or tensors on one device."""
+    keep: Array = known & (labels > 0)
     for _ in range(steps):
         keep = _erode(labels, keep, known, axes=(1, 2) if only_xy else (0, 1, 2))
-    return np.where(keep | ~known, labels, 0).astype(labels.dtype)
+    background: Array = known & ~keep
+    return background
 
 
-def _erode(
-    labels: Labels, keep: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_], axes: tuple[int, ...]
-) -> npt.NDArray[np.bool_]:
+def _erode(labels: Array, keep: Array, known: Array, axes: tuple[int, ...]) -> Array:
     """One step: a kept voxel stays if each face neighbour is unknown, or kept with the same label."""
-    result = keep.copy()
+    result: Array = keep & known  # all of keep, which is known: a copy
     for axis in axes:
-        here = tuple(slice(1, None) if a == axis else slice(None) for a in range(3))
-        there = tuple(slice(None, -1) if a == axis else slice(None) for a in range(3))
-        same = labels[here] == labels[there]
-        result[here] &= (same & keep[there]) | ~known[there]
-        result[there] &= (same & keep[here]) | ~known[here]
+        upper = tuple(slice(1, None) if a == axis else slice(None) for a in range(3))
+        lower = tuple(slice(None, -1) if a == axis else slice(None) for a in range(3))
+        same = labels[upper] == labels[lower]
+        for here, there in ((upper, lower), (lower, upper)):
+            stays = result[here]
+            stays &= (same & keep[there]) | ~known[there]
     return result
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from lsdflow_contract.arrays import MaskState
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_training.settings import Targets
+from lsdflow_training.targets.boundaries import becomes_boundary
 from lsdflow_training.targets.lsd import CHANNELS, context_vox, local_shape_descriptors
 
 SLAB = 3  # far neighbours differ more often than near ones: balance three channels at a time, as published
@@ -50,11 +51,7 @@ def make_targets(labels: Tensor, mask: Tensor, output: Box, settings: Targets, o
 
 def grow_boundary(labels: Tensor, mask: Tensor, steps: int, only_xy: bool) -> Tensor:
     """As `boundaries.grow_boundary`: `steps` voxels of background at each boundary; voxels of mask 0 keep labels."""
-    known = mask > 0
-    keep = known & (labels > 0)
-    for _ in range(steps):
-        keep = _eroded(labels, keep, known, axes=(1, 2) if only_xy else (0, 1, 2))
-    return labels.masked_fill(known & ~keep, 0)
+    return labels.masked_fill(becomes_boundary(labels, mask > 0, steps, only_xy), 0)
 
 
 def affinities(labels: Tensor, trained: Tensor, output: Box, offsets: Sequence[Vox3]) -> tuple[Tensor, Tensor]:
@@ -95,17 +92,3 @@ def _lsds(labels: Tensor, mask: Tensor, output: Box, settings: Targets) -> tuple
     trained = states == MaskState.TRAIN
     counted |= trained if settings.train_background else trained & (labels[output.slices()] != 0)
     return found, counted.to(torch.float32).expand(CHANNELS, -1, -1, -1)
-
-
-def _eroded(labels: Tensor, keep: Tensor, known: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """One step: a kept voxel stays if each face neighbour is unknown, or kept with the same label."""
-    result = keep.clone()
-    for axis in axes:
-        ends = [
-            (v.narrow(axis, 1, v.shape[axis] - 1), v.narrow(axis, 0, v.shape[axis] - 1))
-            for v in (labels, keep, known, result)
-        ]
-        same = ends[0][0] == ends[0][1]
-        for one, other in ((0, 1), (1, 0)):
-            ends[3][one].logical_and_((same & ends[1][other]) | ~ends[2][other])
-    return result
