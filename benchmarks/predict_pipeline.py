@@ -132,7 +132,7 @@ def attempts_of(task: BlockTask) -> Sequence[Any]:
     """The attempts of the last run."""
     from lsdflow_command.attempts import AttemptReader
 
-    runs = task.experiment.layout.stage_runs("predict")
+    runs = task.layout.stage_runs("predict")
     found = AttemptReader(runs).ended()
     for path in (runs / "attempts").glob("*.tsv"):
         path.unlink()

@@ -13,7 +13,7 @@ from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, task_of_stage
 
 
 def experiment_of(folder: Path, blocks: int) -> Experiment:
@@ -27,8 +27,7 @@ def block_task(experiment: Experiment) -> BlockTask:
     """The work on all blocks."""
     blocks = experiment.tables["experiment"]["seed"]
     return BlockTask(
-        stage="ticks",
-        experiment=experiment,
+        **task_of_stage("ticks", experiment),
         key=work_key("ticks", {"blocks": blocks}, {}),
         config={"blocks": blocks},
         inputs={},

@@ -107,7 +107,7 @@ def test_workers_that_come_before_and_after_the_coordinator_share_the_blocks(
 def test_a_refusal_at_the_port_of_a_coordinator_is_in_the_log_of_its_run(make_experiment: Make, start: Start) -> None:
     experiment = make_experiment("a")
     coordinator = start("run", experiment)
-    file, deadline = CoordinatorFile.of("toy", experiment), time.monotonic() + 600
+    file, deadline = CoordinatorFile(experiment.layout.stage_runs("toy")), time.monotonic() + 600
     while (found := file.read()) is None or not found.port:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -131,7 +131,7 @@ def test_a_coordinator_that_was_replaced_leaves_the_file_of_its_successor(
     make_experiment: Make, ends: StageError | None
 ) -> None:
     experiment = make_experiment("a", "compute.runner=cluster")
-    file = CoordinatorFile.of("toy", experiment)
+    file = CoordinatorFile(experiment.layout.stage_runs("toy"))
     successor = Coordinator("serving", session="s2", id="successor")
     with suppress(StageError), sole_coordinator("toy", experiment):
         assert file.read().state == "starting"
@@ -253,7 +253,7 @@ def test_a_worker_that_must_stop_ends_with_75_at_once(
     _slow(experiment, 90)
     start("run", experiment)
     worker = start("worker", experiment)
-    file = CoordinatorFile.of("toy", experiment)
+    file = CoordinatorFile(experiment.layout.stage_runs("toy"))
     deadline = time.monotonic() + 600
     while (found := file.read()) is None or found.state != "serving" or not found.port:
         assert time.monotonic() < deadline
@@ -280,7 +280,7 @@ def test_a_worker_that_comes_after_the_end_leaves_at_once(make_experiment: Make,
 
 def test_a_session_that_has_ended_is_no_failure_of_the_worker_that_comes_late(make_experiment: Make) -> None:
     experiment = make_experiment("a")
-    file = CoordinatorFile.of("toy", experiment)
+    file = CoordinatorFile(experiment.layout.stage_runs("toy"))
     session = file.new_session("key of the pass")
     assert not (session.folder / "secret").exists()
     arguments = ("toy", experiment.path, Coordinator("serving", session=session.id), session)
@@ -404,7 +404,7 @@ def test_a_flipped_bit_of_a_graph_file_is_found_or_changes_no_row(make_experimen
     from lsdflow_toy.stage import block_task
 
     task = block_task(_finished(make_experiment))
-    path = task.experiment.layout.store / "nodes" / task.key / "3.parquet"
+    path = task.layout.store / "nodes" / task.key / "3.parquet"
     whole = path.read_bytes()
     rows = checksum_of_nodes(task.rag_store.read_nodes(task.key, 3))
     found = 0

@@ -94,7 +94,7 @@ def _slow(milliseconds: float) -> None:
 
 
 def _at_once(blocks: int) -> None:
-    BlockTask.shared = property(lambda task: Share(task.experiment.compute.workers, blocks))  # type: ignore[assignment]
+    BlockTask.shared = property(lambda task: Share(task.compute.workers, blocks))  # type: ignore[assignment]
 
 
 def _disk_full(nth: int) -> None:

@@ -59,7 +59,7 @@ def made_twice(finished: Experiment, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def compared(experiment: Experiment) -> tuple[ComparedResult, ...]:
-    grid: Geometry = target_grid(experiment)
+    grid: Geometry = target_grid(experiment.layout)
     layout = experiment.layout
     result, _ = present_result(layout, EvaluateConfig())
     return compared_results(layout, finished_stages(layout), result, grid, central_planes(grid.box, 1000)[0])

@@ -36,7 +36,7 @@ SIZE = np.array([20.0, 10.5, 10.5])
 
 def worst_of(experiment: Experiment) -> list[dict[str, Any]]:
     """What scores.json will hold."""
-    grid = target_grid(experiment)
+    grid = target_grid(experiment.layout)
     config = experiment.table("evaluate", EvaluateConfig)
     scores, _ = compare(experiment, config, open_segmented(experiment, grid))
     return list(scores["worst"])

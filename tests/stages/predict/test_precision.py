@@ -73,7 +73,7 @@ def test_a_result_is_continued_on_the_same_kind_of_device_only(make_experiment, 
     experiment = make_experiment()
     found = experiment.affinities()
     task = Predict().last_pass(experiment.experiment())
-    record = task.experiment.layout.result("predict", task.key) / same_device.RECORD
+    record = task.layout.result("predict", task.key) / same_device.RECORD
     assert json.loads(record.read_text())["device"] == "cpu"
     task.marks.remove_all()
     other = {"device": "NVIDIA H100 80GB HBM3", "precision": "fp16", "torch": "", "cuda": ""}

@@ -50,7 +50,7 @@ def open_inputs(experiment: Experiment, config: AgglomerateConfig) -> Agglomerat
     predict = read_manifest(layout, "predict")
     watershed = read_manifest(layout, "watershed")
     check_lineage(predict, watershed, layout.manifest("watershed"))
-    grid = target_grid(experiment)
+    grid = target_grid(experiment.layout)
     fragments = _open(*watershed.output_array(layout, "fragments"), FRAGMENTS, grid)
     if fragments.provenance.get("key") != watershed.key:
         raise ContractMismatch(

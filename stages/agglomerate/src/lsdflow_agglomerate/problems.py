@@ -16,7 +16,7 @@ ID_MODE = "seamless"
 def problems_before_fragments(experiment: Experiment, config: AgglomerateConfig) -> list[StageError]:
     """Errors for settings that do not match; once watershed has finished, the settings in its manifest are used."""
     checks = [lambda: _check_id_mode(experiment, config), lambda: _check_lsds(experiment, config)]
-    if knows_target(experiment):
+    if knows_target(experiment.layout):
         checks.append(lambda: _check_lengths(experiment, config))
     return problems_of(checks)
 
@@ -66,7 +66,7 @@ def _check_lsds(experiment: Experiment, config: AgglomerateConfig) -> None:
 
 
 def _check_lengths(experiment: Experiment, config: AgglomerateConfig) -> None:
-    grid = target_grid(experiment)
+    grid = target_grid(experiment.layout)
     for name in ("block_shape", "super_block", "context"):
         given: Lengths | None = getattr(config, name)
         if given is None:

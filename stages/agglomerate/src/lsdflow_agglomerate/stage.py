@@ -29,7 +29,7 @@ from lsdflow_contract.graph import FACES
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, task_of_stage
 
 STAGE = "agglomerate"
 
@@ -72,8 +72,7 @@ def faces_pass(experiment: Experiment, config: AgglomerateConfig, inputs: Agglom
     plan = plan_faces(config, inputs.naming, inputs.grid.voxel_size_nm)
     parameters = {"part": FACES, "resolved": resolved_plan(plan)}
     return BlockTask(
-        stage=STAGE,
-        experiment=experiment,
+        **task_of_stage(STAGE, experiment),
         key=work_key(STAGE, parameters, inputs.identities),
         config=parameters,
         inputs=inputs.identities,
@@ -109,8 +108,7 @@ def scoring_pass(experiment: Experiment, config: AgglomerateConfig, inputs: Aggl
     blocks = plan_blocks(config, inputs.naming, inputs.watershed_context_vox, inputs.grid.voxel_size_nm)
     resolved = {**config.parameters(), "resolved": resolved_plan(blocks)}
     return BlockTask(
-        stage=STAGE,
-        experiment=experiment,
+        **task_of_stage(STAGE, experiment),
         key=work_key(STAGE, resolved, inputs.identities),
         config=resolved,
         inputs=inputs.identities,

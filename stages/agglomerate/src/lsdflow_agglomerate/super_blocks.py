@@ -44,13 +44,13 @@ from lsdflow_agglomerate.graph_agglomeration import (
     settled,
 )
 from lsdflow_contract.errors import BadData
-from lsdflow_contract.experiment import Experiment, StoreTable
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.graph import FACES, RagEdges, RagFaces, RegionFaces
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine.accepted_failures import recorded_numbers, result_key
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.store.stores import FilesStore
 
 PARTS = 8
 
@@ -166,10 +166,12 @@ class GraphWork:
             FACES: result_key(self.faces),
             **{f"pass {n}": task.key for n, task in enumerate(before)},
         }
-        experiment = self.faces.experiment
+        compute, layout = self.faces.compute, self.faces.layout
         return replace(
             self.faces,
-            experiment=_with(experiment, files=not last, alone=len(plan) == 1),
+            # Intermediate rows are in files; a single block is processed by the coordinator.
+            store=self.faces.store if last else FilesStore(layout.store),
+            compute=compute.model_copy(update={"runner": "serial"}) if len(plan) == 1 else compute,
             key=work_key(self.faces.stage, config, inputs),
             config=config,
             inputs=inputs,
@@ -285,10 +287,3 @@ def _stored_faces(faces: BlockTask, numbers: list[int]) -> Iterator[RagFaces]:
         if not isinstance(rows, RagFaces):
             raise BadData("these rows are no faces", where=faces.marks.where, fix="lsdflow repair EXPERIMENT")
         yield rows
-
-
-def _with(experiment: Experiment, *, files: bool, alone: bool) -> Experiment:
-    """The experiment of a pass: intermediate rows are in files; a single block is processed by the coordinator."""
-    store = StoreTable(engine="files") if files else experiment.store
-    compute = experiment.compute.model_copy(update={"runner": "serial"}) if alone else experiment.compute
-    return replace(experiment, store=store, compute=compute)

@@ -113,7 +113,7 @@ def evaluate(experiment: Experiment) -> Manifest:
         layout.manifest(STAGE).unlink(missing_ok=True)
         remove_manifest(layout, STAGE, [manifest.key])
         raise collector.errors[0]
-    drop_pass_files(passes.pass_files_root(experiment), keys)
+    drop_pass_files(passes.pass_files_root(experiment.layout), keys)
     write_sealed(kept_scores(layout, manifest.key), scores)
     facts = {**manifest.facts, "seconds": time.time() - started}
     return manifest.model_copy(update={"facts": facts}).finish(layout)
@@ -136,10 +136,10 @@ def write_report(experiment: Experiment, refresh_s: int | None = None) -> list[S
 
 def _present(experiment: Experiment, config: EvaluateConfig, collector: Collector) -> tuple[Manifest | None, Scored]:
     """The scores of now and their manifest, if there are any; what can be opened."""
-    grid = collector.collect("prepare", lambda: target_grid(experiment), None)
+    grid = collector.collect("prepare", lambda: target_grid(experiment.layout), None)
     if grid is None:
         return None, Scored(scores_without(False, "the target volume is missing", config.voi_limit))
-    truth = collector.collect("prepare", lambda: open_truth(experiment, config.truth_dataset, grid), None)
+    truth = collector.collect("prepare", lambda: open_truth(experiment.layout, config.truth_dataset, grid), None)
     segmented: Segmented | None = None
     if all(experiment.layout.manifest(stage).exists() for stage in ("watershed", "segment")):
         segmented = collector.collect("segment", lambda: open_segmented(experiment, grid), None)
@@ -152,10 +152,10 @@ def _present(experiment: Experiment, config: EvaluateConfig, collector: Collecto
 
 def score(experiment: Experiment, config: EvaluateConfig, collector: Collector) -> Scored:
     """Open what there is and compare it with the truth; a part that fails is left out and becomes a problem."""
-    grid = collector.collect("prepare", lambda: target_grid(experiment), None)
+    grid = collector.collect("prepare", lambda: target_grid(experiment.layout), None)
     if grid is None:
         return Scored(scores_without(False, "the target volume is missing", config.voi_limit))
-    truth = collector.collect("prepare", lambda: open_truth(experiment, config.truth_dataset, grid), None)
+    truth = collector.collect("prepare", lambda: open_truth(experiment.layout, config.truth_dataset, grid), None)
     segmented = collector.collect("segment", lambda: open_segmented(experiment, grid), None)
     if truth is None:
         return Scored(scores_without(False, NO_TRUTH, config.voi_limit), grid, segmented)
@@ -263,7 +263,7 @@ def lsd_error_map(experiment: Experiment, config: EvaluateConfig) -> LsdErrorMap
         if config.lsd_error == "on":
             raise
         return _no_map(error.what, error.fix)
-    write_pass_files(passes.pass_files_root(experiment), task.key, task.config, {})
+    write_pass_files(passes.pass_files_root(experiment.layout), task.key, task.config, {})
     run_blocks(task)
     found = mean_errors(passes.rows_of(task), len(task.plan))
     ranked, output = most_likely_wrong(found), task.outputs[PART]

@@ -22,7 +22,7 @@ from lsdflow_evaluate.scores.counting import (
     counting_plan,
     scored_regions,
 )
-from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.engine.block_task import BlockTask, task_of_stage
 from lsdflow_runtime.io.target import open_truth, target_grid
 from lsdflow_runtime.io.volumes import Volume, open_volume
 
@@ -78,9 +78,9 @@ def open_counted(experiment: Experiment) -> CountedVolumes | None:
 
     Raises MissingInput if prepare or watershed have not finished, ConfigError for a region outside the data.
     """
-    config, layout, grid = experiment.table(STAGE, EvaluateConfig), experiment.layout, target_grid(experiment)
+    config, layout, grid = experiment.table(STAGE, EvaluateConfig), experiment.layout, target_grid(experiment.layout)
     failed = failed_blocks_of_results(layout, SCORED_STAGES)
-    truth = open_truth(experiment, config.truth_dataset, grid, failed)
+    truth = open_truth(experiment.layout, config.truth_dataset, grid, failed)
     if truth is None:
         return None
     fragments = open_volume(*read_manifest(layout, "watershed").output_array(layout, "fragments"), grid)
@@ -98,8 +98,7 @@ def find_counting(experiment: Experiment) -> Counting | None:
     inputs = {stage: read_manifest(experiment.layout, stage).identity for stage in ("prepare", "watershed")}
     parameters = counting_parameters(volumes, config.truth_dataset, plan)
     task = BlockTask(
-        stage=STAGE,
-        experiment=experiment,
+        **task_of_stage(STAGE, experiment),
         key=work_key(STAGE, parameters, inputs),
         config=parameters,
         inputs=inputs,

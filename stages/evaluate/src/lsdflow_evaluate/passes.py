@@ -26,6 +26,7 @@ from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.hashing import hash_of, hash_of_array
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import Lut
 from lsdflow_contract.manifest import read_manifest, work_key
 from lsdflow_descriptors.stored_lsds import lsd_sigma_nm, stored_lsds
@@ -43,7 +44,7 @@ from lsdflow_evaluate.skeletons.files import read_skeletons, read_skeletons_of_m
 from lsdflow_evaluate.skeletons.skeletonise import lattice_points, lattice_step_vox, thin_truth
 from lsdflow_evaluate.skeletons.units import in_nm
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockTask
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockTask, task_of_stage
 from lsdflow_runtime.io.target import target_grid
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
@@ -86,9 +87,9 @@ def read_traced(experiment: Experiment, config: EvaluateConfig, grid: Geometry) 
     return in_nm(found, config.skeleton_unit, grid, config.skeletons)
 
 
-def pass_files_root(experiment: Experiment) -> Path:
+def pass_files_root(layout: ExperimentLayout) -> Path:
     """The folder of the files of all later passes."""
-    return experiment.layout.store / STAGE
+    return layout.store / STAGE
 
 
 def rows_of(task: BlockTask) -> Rows:
@@ -120,7 +121,7 @@ def _begin_pass(
     counting: Counting, parameters: dict[str, Any], arrays: Mapping[str, NDArray[Any]]
 ) -> tuple[BlockTask, PassFiles]:
     key = work_key(STAGE, parameters, dict(counting.task.inputs))
-    files = write_pass_files(pass_files_root(counting.task.experiment), key, parameters, arrays)
+    files = write_pass_files(pass_files_root(counting.task.layout), key, parameters, arrays)
     return later_pass(counting, files), files
 
 
@@ -162,7 +163,7 @@ def lsd_error_task(experiment: Experiment) -> BlockTask:
     Raises MissingInput if the LSDs are not stored or the network that made them does not exist, ConfigError without a
     sigma.
     """
-    config, grid = experiment.table(STAGE, EvaluateConfig), target_grid(experiment)
+    config, grid = experiment.table(STAGE, EvaluateConfig), target_grid(experiment.layout)
     predict, segment = (read_manifest(experiment.layout, stage) for stage in ("predict", "segment"))
     lsds = open_volume(*stored_lsds(experiment, predict), grid)
     segmentation = open_volume(*segment.output_array(experiment.layout, "segmentation"), grid)
@@ -179,8 +180,7 @@ def lsd_error_task(experiment: Experiment) -> BlockTask:
     key = work_key(STAGE, parameters, inputs)
     output = OutputArray(experiment.layout.result(STAGE, key) / "lsd_error.zarr", LSD_ERROR, grid, box, shape)
     return BlockTask(
-        stage=STAGE,
-        experiment=experiment,
+        **task_of_stage(STAGE, experiment),
         key=key,
         config=parameters,
         inputs=inputs,
@@ -195,12 +195,12 @@ def pass_of_key(experiment: Experiment, key: str) -> BlockTask:
     counting = find_counting(experiment)
     if counting is not None and counting.task.key == key:
         return counting.task
-    return _pass_of_files(experiment, counting, find_pass_files(pass_files_root(experiment), key))
+    return _pass_of_files(experiment, counting, find_pass_files(pass_files_root(experiment.layout), key))
 
 
 def passes_begun(experiment: Experiment) -> list[BlockTask]:
     """The counting, if there is truth, and the later passes whose files belong to what the experiment holds now."""
-    counting, root = find_counting(experiment), pass_files_root(experiment)
+    counting, root = find_counting(experiment), pass_files_root(experiment.layout)
     found = [] if counting is None else [counting.task]
     for key in keys_of_pass_files(root):
         # A run writes damaged files again, and decides again whether there can be a map of LSD errors.

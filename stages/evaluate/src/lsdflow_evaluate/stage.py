@@ -51,7 +51,7 @@ class Evaluate(BlockStage):
         checks: list[Callable[[], object]] = []
         if config.skeletons not in ("auto", "truth", "none"):
             checks.append(lambda: _require_skeletons(experiment, config))
-        if knows_target(experiment):
+        if knows_target(experiment.layout):
             checks.append(lambda: _require_regions(experiment, config))
         return problems_of(checks)
 
@@ -73,8 +73,8 @@ class Evaluate(BlockStage):
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """What a run would compare and show."""
         config = experiment.table(STAGE, EvaluateConfig)
-        grid = target_grid(experiment)
-        truth = open_truth(experiment, config.truth_dataset, grid)
+        grid = target_grid(experiment.layout)
+        truth = open_truth(experiment.layout, config.truth_dataset, grid)
         voxels = region_box(config.roi, grid.voxel_size_nm, truth.labels.box, "evaluate.roi").size if truth else 0
         facts = {"truth": truth is not None, "voxels_compared": voxels, "bytes_read": 16 * voxels, "outputs": OUTPUTS}
         try:
@@ -120,15 +120,15 @@ def _require_skeletons(experiment: Experiment, config: EvaluateConfig) -> None:
         path = experiment.resolve(named[1])
     if not path.exists():
         raise MissingInput("no skeletons there", where=path, fix='"truth", "auto", "none", or a file or folder')
-    if not named and knows_target(experiment):
+    if not named and knows_target(experiment.layout):
         from lsdflow_evaluate.passes import read_traced
 
-        read_traced(experiment, config, target_grid(experiment))
+        read_traced(experiment, config, target_grid(experiment.layout))
 
 
 def _require_regions(experiment: Experiment, config: EvaluateConfig) -> None:
-    grid = target_grid(experiment)
-    truth = open_truth(experiment, config.truth_dataset, grid)
+    grid = target_grid(experiment.layout)
+    truth = open_truth(experiment.layout, config.truth_dataset, grid)
     if truth is None:
         if config.roi is not None or config.threshold_roi is not None or config.regions:
             raise MissingInput(

@@ -42,7 +42,7 @@ from lsdflow_predict.same_device import require_same_device
 from lsdflow_predict.tiling import tile_networks
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockTask
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockTask, task_of_stage
 from lsdflow_runtime.engine.daisy_runner import worker_number
 from lsdflow_runtime.engine.planning import plan_task
 from lsdflow_runtime.io.volumes import OutputArray, Volume
@@ -131,8 +131,7 @@ def _task(experiment: Experiment, config: PredictConfig, inputs: Inputs) -> Bloc
     key = work_key(STAGE, parameters, inputs.identities)
     specs = {"affs": affinities_to(inputs.affinities.bundle.neighborhood), "lsds": LSDS}
     return BlockTask(
-        stage=STAGE,
-        experiment=experiment,
+        **task_of_stage(STAGE, experiment),
         key=key,
         config=_resolved(config, inputs, setup),
         inputs=inputs.identities,

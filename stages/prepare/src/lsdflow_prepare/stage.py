@@ -331,8 +331,8 @@ def _repair(inputs: VolumeInputs, task: VolumePass, manifest: Manifest) -> int:
     wanted = _readable_records(task)
     invalidate_damaged(task)
     lost = sorted(set(range(len(task.plan))) - task.marks.done())
-    compute = task.experiment.compute.model_copy(update={"runner": "serial"})
-    checked = replace(task, experiment=replace(task.experiment, compute=compute), open=lambda: _checked(task, wanted))
+    compute = task.compute.model_copy(update={"runner": "serial"})
+    checked = replace(task, compute=compute, open=lambda: _checked(task, wanted))
     try:
         run_blocks(checked)
     except BadData:
@@ -343,7 +343,7 @@ def _repair(inputs: VolumeInputs, task: VolumePass, manifest: Manifest) -> int:
     made = manifest.facts["volumes"][inputs.label]["identity"]
     if task.identity(task.marks.records()) != made.get(task.content):
         task.marks.remove(*lost)
-        remove_manifest(task.experiment.layout, STAGE, [manifest.key])
+        remove_manifest(task.layout, STAGE, [manifest.key])
         raise _source_changed(task.label)
     return len(lost)
 

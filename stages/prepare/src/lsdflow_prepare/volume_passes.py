@@ -42,7 +42,7 @@ from lsdflow_prepare.resampling import resampled_grey, resampled_ids
 from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
 from lsdflow_prepare.survey import refuse_missing_chunks
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, task_of_stage
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
 STAGE = "prepare"
@@ -131,8 +131,7 @@ def _pass(
     plan = BlockPlan(grid.box, edge)
     z, y, x = (min(chunk, length) for length in grid.shape_vox)
     return VolumePass(
-        stage=STAGE,
-        experiment=_experiment_of_pass(experiment, len(plan)),
+        **task_of_stage(STAGE, _experiment_of_pass(experiment, len(plan))),
         key=volume_key[:8] + hash_of([volume_key, inputs.label, content])[8:],
         config=parameters_of(inputs),
         inputs=dict(sources),

@@ -209,7 +209,7 @@ def _open_fragments(experiment: Experiment) -> Volume:
     with suppress(MissingInput):
         place = read_manifest(experiment.layout, "watershed").output_array(experiment.layout, "fragments")
     try:
-        return open_volume(*place, target_grid(experiment))
+        return open_volume(*place, target_grid(experiment.layout))
     except MissingInput as error:
         raise MissingInput(
             "the import of a graph needs its fragments",

@@ -71,7 +71,7 @@ def open_inputs(experiment: Experiment) -> SegmentInputs:
     config, source = experiment.table(STAGE, SegmentConfig), GraphSource.of(experiment.layout)
     calibration, best_function = _chosen_with_network(experiment)
     best_function = best_function if best_function in source.merge_functions else None
-    merge_function, grid = source.select(config.merge_function or best_function), target_grid(experiment)
+    merge_function, grid = source.select(config.merge_function or best_function), target_grid(experiment.layout)
     _require_calibration(config, calibration, merge_function)
     fragments = _open_fragments(experiment, grid)
     return SegmentInputs(
@@ -138,7 +138,7 @@ def _open_truth(experiment: Experiment, config: SegmentConfig, grid: Geometry) -
     if config.advice in ("stability", "network"):
         return None
     failed = failed_blocks_of_results(experiment.layout, ("watershed", "agglomerate"))
-    truth = open_truth(experiment, config.truth_dataset, grid, failed)
+    truth = open_truth(experiment.layout, config.truth_dataset, grid, failed)
     if truth is None and config.advice == "truth":
         target = experiment.layout.target_volume
         raise MissingInput(
@@ -184,7 +184,7 @@ def require_merge_function(experiment: Experiment, wanted: str | None) -> None:
 
 def require_regions(experiment: Experiment, config: SegmentConfig) -> None:
     """ConfigError (78) for regions and block shapes that cannot be, MissingInput (66) for missing truth."""
-    grid = target_grid(experiment)
+    grid = target_grid(experiment.layout)
     box, usual_block_vox = grid.box, grid.shape_vox
     if experiment.layout.manifest("watershed").exists():
         fragments = _open_fragments(experiment, grid)

@@ -27,7 +27,7 @@ from lsdflow_contract.manifest import Manifest, finished_manifests, read_manifes
 from lsdflow_contract.sealing import require_sha256
 from lsdflow_metrics.contingency import Contingency
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.engine.block_task import BlockTask, task_of_stage
 from lsdflow_runtime.engine.blockwise import run_task
 from lsdflow_runtime.engine.planning import describe_manifest, describe_outputs, plan_task
 from lsdflow_runtime.io.target import knows_target
@@ -129,7 +129,7 @@ class Segment(BlockStage):
             lambda: set_threshold(config),
             lambda: require_merge_function(experiment, config.merge_function),
         ]
-        if knows_target(experiment):
+        if knows_target(experiment.layout):
             checks.append(lambda: require_regions(experiment, config))
         return problems_of(checks)
 
@@ -244,8 +244,7 @@ def _relabelling(experiment: Experiment, inputs: SegmentInputs, chosen: float) -
         for name, t in thresholds.items()
     }
     return BlockTask(
-        stage=STAGE,
-        experiment=experiment,
+        **task_of_stage(STAGE, experiment),
         key=key,
         config={**config.model_dump(mode="json"), "resolved": parameters},
         inputs=inputs.source.inputs,

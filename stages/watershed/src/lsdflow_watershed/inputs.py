@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from lsdflow_contract.errors import BadData, MissingInput
-from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.metadata import read_neighborhood
 from lsdflow_contract.sealing import read_sealed, write_sealed
@@ -31,20 +32,20 @@ class WatershedInputs:
     identities: dict[str, str]
 
 
-def open_inputs(experiment: Experiment, config: WatershedConfig) -> WatershedInputs:
-    """Open the inputs of the stage.
+def open_inputs(config: WatershedConfig, layout: ExperimentLayout, resolve: Callable[[str], Path]) -> WatershedInputs:
+    """Open the inputs of the stage. `resolve` returns the path of a file that the settings name.
 
     :raises MissingInput: predict has not finished, or an array is missing.
     :raises BadData: the affinities are not a u8 array with an offset for each channel.
     :raises ConfigError: an array is not aligned with the voxels of the target.
     """
-    predict = read_manifest(experiment.layout, "predict")
-    grid = target_grid(experiment)
-    affs, neighborhood = open_affinities(*predict.output_array(experiment.layout, "affs"), grid)
-    mask = open_mask(experiment, config, grid)
+    predict = read_manifest(layout, "predict")
+    grid = target_grid(layout)
+    affs, neighborhood = open_affinities(*predict.output_array(layout, "affs"), grid)
+    mask = open_mask(config, resolve, grid)
     identities = {"predict": predict.identity}
     if mask is not None:
-        identities["mask"] = mask_identity(experiment, Path(mask.where))
+        identities["mask"] = mask_identity(layout, Path(mask.where))
     return WatershedInputs(grid, affs, neighborhood, mask, identities)
 
 
@@ -55,11 +56,11 @@ def open_affinities(container: Path, dataset: str, grid: Geometry) -> tuple[Volu
     return volume, read_neighborhood(attributes, volume.channels, volume.dtype.name, volume.where)
 
 
-def open_mask(experiment: Experiment, config: WatershedConfig, grid: Geometry) -> Volume | None:
+def open_mask(config: WatershedConfig, resolve: Callable[[str], Path], grid: Geometry) -> Volume | None:
     """Open the configured mask; None if no mask is configured."""
     if not config.mask_file:
         return None
-    path = experiment.resolve(config.mask_file)
+    path = resolve(config.mask_file)
     if not path.exists():
         raise MissingInput("the mask is not there", where=path, fix="correct watershed.mask_file, or leave it empty")
     volume = open_volume(path, config.mask_dataset, grid)
@@ -85,24 +86,24 @@ def read_mask(inputs: WatershedInputs, box: Box) -> np.ndarray | None:
     return (inside if known is None else inside & known).astype(np.uint8)
 
 
-def mask_identity(experiment: Experiment, folder: Path) -> str:
+def mask_identity(layout: ExperimentLayout, folder: Path) -> str:
     """A hash of the contents of the mask's files, so that a copy is the same mask.
 
     The files are read only if they have changed since `note_mask`.
     """
     with suppress(MissingInput, BadData):
-        noted = read_sealed(_mask_note(experiment), "run: watershed run")
+        noted = read_sealed(_mask_note(layout), "run: watershed run")
         if noted["files"] == file_stamp([folder]):
             return str(noted["contents"])
     return content_hash([folder])
 
 
-def note_mask(experiment: Experiment, inputs: WatershedInputs) -> None:
+def note_mask(layout: ExperimentLayout, inputs: WatershedInputs) -> None:
     """Record the mask's identity with the state of its files, so that workers need not read the whole mask."""
     if inputs.mask is not None:
         note = {"files": file_stamp([Path(inputs.mask.where)]), "contents": inputs.identities["mask"]}
-        write_sealed(_mask_note(experiment), note)
+        write_sealed(_mask_note(layout), note)
 
 
-def _mask_note(experiment: Experiment) -> Path:
-    return experiment.layout.store / "watershed_mask.json"
+def _mask_note(layout: ExperimentLayout) -> Path:
+    return layout.store / "watershed_mask.json"

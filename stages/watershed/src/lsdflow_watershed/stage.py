@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cache, partial
 from typing import Any
 
 from lsdflow_contract.arrays import FRAGMENTS
@@ -14,7 +15,8 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, work_key
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, task_of_stage
+from lsdflow_runtime.engine.blockwise import run_task
 from lsdflow_runtime.io.target import knows_target, target_grid
 from lsdflow_runtime.io.volumes import OutputArray
 from lsdflow_runtime.store.stores import store_facts
@@ -34,59 +36,67 @@ class Watershed(BlockStage):
     name = STAGE
 
     def passes(self, experiment: Experiment) -> list[BlockTask]:
-        """The pass. All checks of the settings and inputs are done here, before anything is written."""
-        config = experiment.table(STAGE, WatershedConfig)
-        inputs = open_inputs(experiment, config)
-        blocks = plan_blocks(config, inputs.affs.box, inputs.grid.voxel_size_nm)
-        check_seed_ids(config, blocks.total, inputs.grid.shape_vox)
-        check_sections(config.replace_sections, inputs.grid.shape_vox[0])
-        mutex = _mutex_rules(inputs, config)
-        resolved = {**config.parameters(), "resolved": {**_resolved(blocks), **_resolved_mutex(mutex)}}
-        key = work_key(STAGE, resolved, inputs.identities)
-        fragments = OutputArray(
-            experiment.layout.result(STAGE, key) / "fragments.zarr",
-            FRAGMENTS,
-            inputs.grid,
-            blocks.total,
-            blocks.write_shape_vox,
-            config.zarr_format,
-        )
-        task = BlockTask(
-            stage=STAGE,
-            experiment=experiment,
-            key=key,
-            config=resolved,
-            inputs=inputs.identities,
-            plan=blocks,
-            outputs={"fragments": fragments},
-            open=lambda: _opened(inputs, config, blocks, mutex),
-            may_have_holes=True,
-        )
-        return [task]
+        """The pass, checked before anything is written."""
+        return [_pass(experiment, *_opened_inputs(experiment))]
 
     def process(self, experiment: Experiment) -> Manifest:
         """Process the blocks that are not done. Records the identity of a mask first, for the workers."""
-        note_mask(experiment, open_inputs(experiment, experiment.table(STAGE, WatershedConfig)))
-        return super().process(experiment)
+        config, inputs = _opened_inputs(experiment)
+        note_mask(experiment.layout, inputs)
+        return run_task(_pass(experiment, config, inputs))
 
     def problems(self, experiment: Experiment) -> list[StageError]:
         """All problems that can be found before predict has run."""
         config = experiment.table(STAGE, WatershedConfig)
-        if not knows_target(experiment):
+        if not knows_target(experiment.layout):
             return []
+        grid = cache(partial(target_grid, experiment.layout))
         checks: list[Callable[[], object]] = [
-            lambda: plan_blocks(config, target_grid(experiment).box, target_grid(experiment).voxel_size_nm),
-            lambda: check_seed_ids(config, target_grid(experiment).box, target_grid(experiment).shape_vox),
-            lambda: check_sections(config.replace_sections, target_grid(experiment).shape_vox[0]),
-            lambda: open_mask(experiment, config, target_grid(experiment)),
+            lambda: plan_blocks(config, grid().box, grid().voxel_size_nm),
+            lambda: check_seed_ids(config, grid().box, grid().shape_vox),
+            lambda: check_sections(config.replace_sections, grid().shape_vox[0]),
+            lambda: open_mask(config, experiment.resolve, grid()),
         ]
         if experiment.layout.manifest("predict").exists():
-            checks.append(lambda: _mutex_rules(open_inputs(experiment, config), config))
+            checks.append(lambda: _mutex_rules(_opened_inputs(experiment)[1], config))
         return list({problem.message(): problem for problem in problems_of(checks)}.values())
 
     def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
         """Facts of the experiment's store."""
         return {"store": store_facts(experiment)}
+
+
+def _opened_inputs(experiment: Experiment) -> tuple[WatershedConfig, WatershedInputs]:
+    config = experiment.table(STAGE, WatershedConfig)
+    return config, open_inputs(config, experiment.layout, experiment.resolve)
+
+
+def _pass(experiment: Experiment, config: WatershedConfig, inputs: WatershedInputs) -> BlockTask:
+    """The pass. All checks of the settings and inputs are done here, before anything is written."""
+    blocks = plan_blocks(config, inputs.affs.box, inputs.grid.voxel_size_nm)
+    check_seed_ids(config, blocks.total, inputs.grid.shape_vox)
+    check_sections(config.replace_sections, inputs.grid.shape_vox[0])
+    mutex = _mutex_rules(inputs, config)
+    resolved = {**config.parameters(), "resolved": {**_resolved(blocks), **_resolved_mutex(mutex)}}
+    key = work_key(STAGE, resolved, inputs.identities)
+    fragments = OutputArray(
+        experiment.layout.result(STAGE, key) / "fragments.zarr",
+        FRAGMENTS,
+        inputs.grid,
+        blocks.total,
+        blocks.write_shape_vox,
+        config.zarr_format,
+    )
+    return BlockTask(
+        **task_of_stage(STAGE, experiment),
+        key=key,
+        config=resolved,
+        inputs=inputs.identities,
+        plan=blocks,
+        outputs={"fragments": fragments},
+        open=lambda: _opened(inputs, config, blocks, mutex),
+        may_have_holes=True,
+    )
 
 
 def _resolved(blocks: BlockPlan) -> dict[str, Any]:

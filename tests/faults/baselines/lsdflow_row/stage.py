@@ -12,13 +12,12 @@ from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, task_of_stage
 
 
 def block_task(experiment: Experiment) -> BlockTask:
     return BlockTask(
-        stage="row",
-        experiment=experiment,
+        **task_of_stage("row", experiment),
         key=work_key("row", {"factor": factor()}, {}),
         config={"factor": factor()},
         inputs={},

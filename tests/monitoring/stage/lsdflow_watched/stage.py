@@ -13,7 +13,7 @@ from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, task_of_stage
 
 BLOCKS, FAILING, WAITING = 10, 1, 9
 
@@ -21,8 +21,7 @@ BLOCKS, FAILING, WAITING = 10, 1, 9
 def block_task(experiment: Experiment) -> BlockTask:
     """The work."""
     return BlockTask(
-        stage="watched",
-        experiment=experiment,
+        **task_of_stage("watched", experiment),
         key=work_key("watched", {"blocks": BLOCKS}, {}),
         config={"blocks": BLOCKS},
         inputs={},

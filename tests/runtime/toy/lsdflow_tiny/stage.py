@@ -10,14 +10,13 @@ from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import Manifest, read_manifest, work_key
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, task_of_stage
 
 
 def block_task(experiment: Experiment) -> BlockTask:
     blocks = experiment.tables["experiment"]["seed"]
     return BlockTask(
-        stage="tiny",
-        experiment=experiment,
+        **task_of_stage("tiny", experiment),
         key=work_key("tiny", {"blocks": blocks}, {}),
         config={"blocks": blocks},
         inputs={},

@@ -18,7 +18,7 @@ from lsdflow_contract.manifest import Manifest, work_key
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine import slow_blocks
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, task_of_stage
 from lsdflow_runtime.engine.blockwise import run_blocks
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
@@ -31,8 +31,7 @@ def block_task(experiment: Experiment) -> BlockTask:
     parameters = {"factor": experiment.tables["experiment"].get("seed", 2), "name": name}
     box, key = target.geometry.box, work_key("toy", parameters, {})
     return BlockTask(
-        stage="toy",
-        experiment=experiment,
+        **task_of_stage("toy", experiment),
         key=key,
         config=parameters,
         inputs={},

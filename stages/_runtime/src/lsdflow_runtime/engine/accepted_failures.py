@@ -19,9 +19,9 @@ from pydantic import ValidationError
 
 from lsdflow_command.attempts import KEY_LETTERS, AttemptReader
 from lsdflow_contract.errors import MissingInput, StageError
-from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import FAILED_BLOCKS, FailedBlock
 from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_runtime.engine.block_task import BlockTask
 from lsdflow_runtime.io.target import target_grid
@@ -35,7 +35,7 @@ LOST = "no worker came back from it: it crashed, ran out of memory, or its machi
 
 def accepted_failures(task: BlockTask) -> tuple[FailedBlock, ...]:
     """The missing blocks of a pass that has ended, if all of them are accepted; otherwise none."""
-    compute = task.experiment.compute
+    compute = task.compute
     if compute.failed_blocks == "stop" or not task.may_have_holes:
         return ()
     missing = missing_blocks(task)
@@ -50,7 +50,7 @@ def accepted_failures(task: BlockTask) -> tuple[FailedBlock, ...]:
 
 def record_failures(task: BlockTask, failed: tuple[FailedBlock, ...]) -> None:
     """Record and log the missing blocks of a pass that has ended."""
-    path = _record_path(task.experiment, task.stage, task.key)
+    path = _record_path(task.layout, task.stage, task.key)
     if not failed:
         path.unlink(missing_ok=True)
         return
@@ -64,23 +64,23 @@ def record_failures(task: BlockTask, failed: tuple[FailedBlock, ...]) -> None:
     )
 
 
-def recorded_failures(experiment: Experiment, stage: str, key: str) -> tuple[FailedBlock, ...]:
+def recorded_failures(layout: ExperimentLayout, stage: str, key: str) -> tuple[FailedBlock, ...]:
     """The missing blocks of the pass with this key when it last ended; none if that file is damaged."""
     with suppress(StageError, ValidationError):
-        found = read_sealed(_record_path(experiment, stage, key), f"run: {stage} run")[FAILED_BLOCKS]
+        found = read_sealed(_record_path(layout, stage, key), f"run: {stage} run")[FAILED_BLOCKS]
         return tuple(FailedBlock.model_validate(block) for block in found)
     return ()
 
 
 def recorded_numbers(task: BlockTask) -> set[int]:
     """Numbers of the recorded blocks."""
-    return {failed.block for failed in recorded_failures(task.experiment, task.stage, task.key)}
+    return {failed.block for failed in recorded_failures(task.layout, task.stage, task.key)}
 
 
 def failures_of_run(task: BlockTask, keys: Iterable[str]) -> tuple[FailedBlock, ...]:
     """The holes of a stage, as recorded at the end of its passes; `task` is the last pass."""
-    before = [recorded_failures(task.experiment, task.stage, key) for key in sorted({*keys} - {task.key})]
-    last = recorded_failures(task.experiment, task.stage, task.key)
+    before = [recorded_failures(task.layout, task.stage, key) for key in sorted({*keys} - {task.key})]
+    last = recorded_failures(task.layout, task.stage, task.key)
     return (*(failed.model_copy(update={"part": ""}) for failed in last), *itertools.chain(*before))
 
 
@@ -106,17 +106,17 @@ def _failure(task: BlockTask, number: int) -> Mapping[str, Any]:
 
 def _lost_blocks(task: BlockTask) -> set[int]:
     """Blocks that a worker began and never finished."""
-    reader = AttemptReader(task.experiment.layout.stage_runs(task.stage))
+    reader = AttemptReader(task.layout.stage_runs(task.stage))
     reader.ended()
     return {attempt.block for attempt in reader.without_end() if attempt.key == task.key[:KEY_LETTERS]}
 
 
 def _failed_block(task: BlockTask, number: int, why: str) -> FailedBlock:
     box = task.plan.block(number).write
-    begin_nm = target_grid(task.experiment).position_nm(box.begin_vox)
+    begin_nm = target_grid(task.layout).position_nm(box.begin_vox)
     place = {"begin_vox": box.begin_vox, "shape_vox": box.shape_vox, "begin_nm": begin_nm}
     return FailedBlock(stage=task.stage, part=task.label, block=number, **place, why=why)
 
 
-def _record_path(experiment: Experiment, stage: str, key: str) -> Path:
-    return experiment.layout.store / "blocks" / stage / key / "failed_blocks.json"
+def _record_path(layout: ExperimentLayout, stage: str, key: str) -> Path:
+    return layout.store / "blocks" / stage / key / "failed_blocks.json"

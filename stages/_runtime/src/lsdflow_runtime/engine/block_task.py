@@ -17,21 +17,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypedDict
 
 import numpy.typing as npt
 
+from lsdflow_command.stage import load_stage
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import InternalError, StorageFailure
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.experiment import ComputeTable, Experiment, load_experiment
 from lsdflow_contract.graph import NODES_COLLECTION, Overlaps, RagEdges, RagNodes, edges_collection, overlaps_collection
 from lsdflow_contract.hashing import hash_of, hash_of_array
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import JOB_VARIABLE, Writer
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.io.volumes import OutputArray, Volume
 from lsdflow_runtime.store.done_marks import BlockStore
 from lsdflow_runtime.store.rag_store import RagStore, checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
-from lsdflow_runtime.store.stores import open_store
+from lsdflow_runtime.store.stores import Store, open_store
 
 LOG = logging.getLogger("lsdflow.blocks")
 
@@ -58,6 +62,10 @@ class Share:
     blocks_at_once: int = 1
 
 
+def _no_workers() -> None:
+    raise InternalError("this pass is processed without worker processes")
+
+
 @dataclass(frozen=True)
 class BlockTask:
     """A pass of a stage over its blocks.
@@ -69,11 +77,14 @@ class BlockTask:
     result must leave these blocks out, and list `accepted.result_key` in their inputs.
     `share` gives the worker processes of this machine, and how many blocks each of them has at once: then one is
     computed while others are read and committed, each in its own thread (none: compute.workers, one block each).
-    `worker`: body of a worker process on this machine, if no installed stage has the pass; it is pickled.
+    `worker`: body of a worker process on this machine; it is pickled. `overrides`: of the experiment file, for workers
+    of other jobs.
     """
 
     stage: str
-    experiment: Experiment
+    store: Store
+    layout: ExperimentLayout
+    compute: ComputeTable
     key: str
     config: Mapping[str, Any]
     inputs: Mapping[str, str]
@@ -84,22 +95,23 @@ class BlockTask:
     label: str = ""
     may_have_holes: bool = False
     share: Callable[[], Share] | None = None
-    worker: Callable[[], None] | None = None
+    worker: Callable[[], None] = _no_workers
+    overrides: tuple[str, ...] = ()
 
     @property
     def shared(self) -> Share:
         """The processes of this machine, and the blocks that each has at once."""
-        return Share(self.experiment.compute.workers) if self.share is None else self.share()
+        return Share(self.compute.workers) if self.share is None else self.share()
 
-    @property
+    @cached_property
     def marks(self) -> BlockStore:
         """Done marks of this pass."""
-        return open_store(self.experiment).blocks(self.stage, self.key, self.plan)
+        return self.store.blocks(self.stage, self.key, self.plan)
 
-    @property
+    @cached_property
     def rag_store(self) -> RagStore:
         """The experiment's graph store."""
-        return open_store(self.experiment).rag
+        return self.store.rag
 
     def identity(self, records: Mapping[int, Mapping[str, Any]]) -> str:
         """Identity of the result: a hash of the records of all finished blocks; a missing block changes it."""
@@ -121,7 +133,7 @@ class BlockTask:
 
         If an array had been deleted and is created again, the done marks are removed.
         """
-        open_store(self.experiment).begin(self.stage, self.key)
+        self.store.begin(self.stage, self.key)
         made = [output.create(self.provenance()) for output in self.outputs.values()]
         for output in self.outputs.values():
             output.write_groups()
@@ -129,10 +141,37 @@ class BlockTask:
             self.marks.remove_all()
 
 
+class TaskOfStage(TypedDict):
+    """The fields of a BlockTask that depend on the stage and the experiment only."""
+
+    stage: str
+    store: Store
+    layout: ExperimentLayout
+    compute: ComputeTable
+    worker: Callable[[], None]
+    overrides: tuple[str, ...]
+
+
+def task_of_stage(stage: str, experiment: Experiment) -> TaskOfStage:
+    """The fields of the passes of an installed stage; workers load the stage and the experiment file themselves."""
+    return {
+        "stage": stage,
+        "store": open_store(experiment),
+        "layout": experiment.layout,
+        "compute": experiment.compute,
+        "worker": partial(_process_stage, stage, experiment.path, experiment.overrides),
+        "overrides": experiment.overrides,
+    }
+
+
+def _process_stage(stage: str, path: Path, overrides: Sequence[str]) -> None:
+    load_stage(stage).worker(load_experiment(path, overrides))
+
+
 def outputs_of(passes: Sequence[BlockTask]) -> dict[str, str]:
     """The arrays of passes for their manifest: paths relative to the experiment, by name of the output."""
     return {
-        name: str(output.folder.relative_to(task.experiment.layout.root))
+        name: str(output.folder.relative_to(task.layout.root))
         for task in passes
         for name, output in task.outputs.items()
     }

@@ -77,7 +77,7 @@ def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
     settings remains current.
     """
     task.create_outputs()
-    layout, keys = task.experiment.layout, {task.key, *keys}
+    layout, keys = task.layout, {task.key, *keys}
     write_grid(layout, task.stage, task.key, task.plan)
     done = task.marks.done()
     if len(done) < len(task.plan):
@@ -93,8 +93,8 @@ def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
 
 def worker_task(task: BlockTask) -> None:
     """Body of a worker process: process blocks for the coordinator named in the environment, until none is left."""
-    marks, runs = task.marks, task.experiment.layout.stage_runs(task.stage)
-    session, limit_s = Session.current().id, task.experiment.compute.block_timeout_s
+    marks, runs = task.marks, task.layout.stage_runs(task.stage)
+    session, limit_s = Session.current().id, task.compute.block_timeout_s
     logs = [AttemptLog(runs, task.key, thread) for thread in range(task.shared.blocks_at_once)]
     with block_runners(task, logs) as runners, ExitStack() as watched:
         threads = [
@@ -109,14 +109,14 @@ def worker_task(task: BlockTask) -> None:
 def status_task(task: BlockTask) -> dict[str, Any]:
     """Finished blocks, and failed blocks with their errors."""
     failed = sorted(task.marks.failed())
-    missing, accepted = missing_blocks(task), recorded_failures(task.experiment, task.stage, task.key)
+    missing, accepted = missing_blocks(task), recorded_failures(task.layout, task.stage, task.key)
     is_whole = {block.block for block in accepted} == set(missing)
     return {
         "blocks": len(task.plan),
         "done": len(task.plan) - len(missing),
         "failed": len(failed),
         "failures": {str(n): task.marks.failure(n).get("what", "") for n in failed[:20]},
-        "finished": is_whole and current_key(task.experiment.layout, task.stage) == task.key,
+        "finished": is_whole and current_key(task.layout, task.stage) == task.key,
         **({"accepted": list(map(str, accepted))} if accepted and is_whole else {}),
     }
 
@@ -124,7 +124,7 @@ def status_task(task: BlockTask) -> dict[str, Any]:
 def _run_blocks(task: BlockTask, done: Collection[int]) -> None:
     total = len(task.plan)
     with Progress(task.stage, total=total, unit=task.unit, already=len(done)) as progress:
-        if task.experiment.compute.runner == "serial":
+        if task.compute.runner == "serial":
             with block_runners(task) as (do_block,):
                 for count, number in enumerate((n for n in range(total) if n not in done), 1):
                     is_done = _attempt(task, do_block, number, attempts=BLOCK.attempts)
@@ -134,7 +134,7 @@ def _run_blocks(task: BlockTask, done: Collection[int]) -> None:
                         task.marks.pack(total)
         else:
             end_if_asked()
-            on_cluster = task.experiment.compute.runner == "cluster"
+            on_cluster = task.compute.runner == "cluster"
             with _watched(task, progress, len(done)):
                 (serve_workers_of_other_jobs if on_cluster else run_with_daisy)(task, done)
 
@@ -146,7 +146,7 @@ def block_runners(task: BlockTask, logs: Sequence[AttemptLog] = ()) -> Iterator[
     Each may run in a thread of its own. Without logs there is one function.
     """
     opened: dict[str, Volume] = {name: output.open() for name, output in task.outputs.items()}
-    logs = logs or [AttemptLog(task.experiment.layout.stage_runs(task.stage), task.key)]
+    logs = logs or [AttemptLog(task.layout.stage_runs(task.stage), task.key)]
     with task.open() as function, ExitStack() as open_logs:
 
         def do_block(log: AttemptLog, number: int) -> None:
@@ -185,7 +185,7 @@ def _attempt_once(
     known = {"session": session, "attempts": failures + 1}
     in_progress.append(InProgress(number, known))
     # Workers of other jobs are many, and their session is on shared storage.
-    token = REPORT.set(partial(here.note, number) if task.experiment.compute.runner == "daisy" else None)
+    token = REPORT.set(partial(here.note, number) if task.compute.runner == "daisy" else None)
     try:
         return _attempt(task, do_block, number, attempts=1, known=known)
     finally:
@@ -246,7 +246,7 @@ def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None
     def watch() -> None:
         """Update the progress and pack marks at intervals until the pass ends."""
         counted, packing = already, True
-        while not stop.wait(POLL_SECONDS[task.experiment.compute.runner]):
+        while not stop.wait(POLL_SECONDS[task.compute.runner]):
             counted = update(counted)
             packing = packing and _packed(task)
         update(counted)
@@ -291,7 +291,7 @@ def require_all_done(task: BlockTask, unexplained: str = "not done", accepted: C
 def _write_manifest(
     task: BlockTask, keys: Collection[str], earlier: Sequence[BlockTask], executed: int, seconds: float
 ) -> Manifest:
-    layout = task.experiment.layout
+    layout = task.layout
     layout.result(task.stage, task.key).mkdir(parents=True, exist_ok=True)
     if executed == 0:
         # A damaged manifest is written again from the done marks, with the same identity.

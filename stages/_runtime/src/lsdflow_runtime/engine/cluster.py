@@ -96,11 +96,6 @@ class CoordinatorFile:
 
     folder: Path
 
-    @classmethod
-    def of(cls, stage: str, experiment: Experiment) -> CoordinatorFile:
-        """The file of a stage."""
-        return cls(experiment.layout.stage_runs(stage))
-
     @property
     def path(self) -> Path:
         """The path of the file."""
@@ -142,7 +137,7 @@ def sole_coordinator(stage: str, experiment: Experiment) -> Iterator[None]:
 
     Raises OutputConflict (73) if another coordinator runs the stage, or another command the experiment.
     """
-    file = CoordinatorFile.of(stage, experiment)
+    file = CoordinatorFile(experiment.layout.stage_runs(stage))
     with stage_lock(experiment.layout, stage):
         if experiment.compute.runner != "cluster":
             yield
@@ -166,16 +161,17 @@ def serve_workers_of_other_jobs(task: BlockTask, done: Collection[int]) -> None:
     daisy starts one process of this program, which processes no blocks, but writes the coordinator file and runs the
     proxy while daisy listens. Raises the StageError of a worker if it concerns every block.
     """
-    file = CoordinatorFile.of(task.stage, task.experiment)
+    file = CoordinatorFile(task.layout.stage_runs(task.stage))
     session = file.new_session(task.key)
     write_secret(session.folder)
-    host, run = own_address(), run_of_this_process()
+    # The process that daisy starts gets the stage's name, not the task with its open inputs and store.
+    stage, host, run = task.stage, own_address(), run_of_this_process()
     serving = replace(
         file.read() or Coordinator("starting"),
         state="serving",
         session=session.id,
         host=host,
-        overrides=task.experiment.overrides,
+        overrides=task.overrides,
     )
 
     def run_proxy(*, context: Any) -> None:
@@ -188,7 +184,7 @@ def serve_workers_of_other_jobs(task: BlockTask, done: Collection[int]) -> None:
         leave_terminal_to_coordinator()
         start_logging()
         if run is not None:
-            log_to(run, task.stage)
+            log_to(run, stage)
         asyncio.run(coordinator_proxy(host, int(context["port"]), read_secret(session.folder), opened))
 
     LOG.info("%s: %d blocks; waiting for workers at %s", task.stage, len(task.plan) - len(done), host)
@@ -233,13 +229,15 @@ def join_coordinator(stage: str, experiment: Experiment) -> None:
     Raises Interrupted (75) if there was no coordinator for compute.join_wait_s, InternalError (70) if the child process
     fails repeatedly.
     """
-    _Worker(stage, experiment, CoordinatorFile.of(stage, experiment)).run()
+    file = CoordinatorFile(experiment.layout.stage_runs(stage))
+    _Worker(stage, experiment.path, experiment.compute.join_wait_s, file).run()
 
 
 @dataclass
 class _Worker:
     stage: str
-    experiment: Experiment
+    experiment_file: Path
+    wait_s: float
     file: CoordinatorFile
     submission: str = field(default_factory=lambda: os.environ.get(SUBMISSION_VARIABLE, ""))
     started: float = field(default_factory=time.monotonic)
@@ -273,10 +271,9 @@ class _Worker:
         return not self.submission and time.monotonic() - self.started < OUTDATED_SECONDS
 
     def _wait(self) -> None:
-        limit_s = self.experiment.compute.join_wait_s
-        if time.monotonic() - self.last_contact > limit_s:
+        if time.monotonic() - self.last_contact > self.wait_s:
             raise Interrupted(
-                f"no coordinator of {self.stage} answered for {limit_s:.0f} s",
+                f"no coordinator of {self.stage} answered for {self.wait_s:.0f} s",
                 where=self.file.path,
                 fix=f"start it: {self.stage} run --set compute.runner=cluster",
             )
@@ -286,7 +283,7 @@ class _Worker:
         """Run a child process until it ends, or until the coordinator no longer serves this session."""
         LOG.info("%s: joining the coordinator at %s:%d", self.stage, coordinator.host, coordinator.port)
         session = self.file.session(coordinator.session)
-        arguments = (self.stage, self.experiment.path, coordinator, session)
+        arguments = (self.stage, self.experiment_file, coordinator, session)
         child = multiprocessing.get_context("spawn").Process(target=_process_session, args=arguments, daemon=True)
         child.start()
         try:

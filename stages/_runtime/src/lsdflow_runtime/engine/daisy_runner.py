@@ -15,16 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lsdflow_command.interruption import leave_terminal_to_coordinator
-from lsdflow_command.stage import load_stage
 from lsdflow_contract.errors import Interrupted, StageError, rebuilt
-from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Box
 from lsdflow_runtime.blocks import BlockPlan
@@ -116,7 +113,7 @@ def run_with_daisy(task: BlockTask, done: Collection[int]) -> None:
 
     Raises the StageError of a worker that concerns every block.
     """
-    process = task.worker or partial(_process_stage, task.stage, task.experiment.path, task.experiment.overrides)
+    process = task.worker
 
     def work() -> None:
         """Process blocks until daisy has none left."""
@@ -137,10 +134,6 @@ def run_with_daisy(task: BlockTask, done: Collection[int]) -> None:
             del os.environ[SESSION_VARIABLE]
 
 
-def _process_stage(stage: str, path: Path, overrides: Sequence[str]) -> None:
-    load_stage(stage).worker(load_experiment(path, overrides))
-
-
 def serve(
     task: BlockTask, done: Collection[int], session: Session, process: Callable[..., None], *, workers: int
 ) -> None:
@@ -151,7 +144,7 @@ def serve(
     import daisy
     import daisy.logging
 
-    limit_s = task.experiment.compute.block_timeout_s
+    limit_s = task.compute.block_timeout_s
     pass_ = daisy_task(task.plan, done, process, name=task.stage, workers=workers, timeout_s=limit_s)
     with tempfile.TemporaryDirectory(prefix="lsdflow-daisy-") as logs:
         daisy.logging.set_log_basedir(logs)

@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 
 from lsdflow_contract.arrays import ArraySpec
-from lsdflow_contract.errors import InternalError, OutputConflict
-from lsdflow_contract.experiment import StoreTable
+from lsdflow_contract.errors import OutputConflict
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.engine.block_task import BlockTask, outputs_of
 from lsdflow_runtime.engine.blockwise import block_runners
+from lsdflow_runtime.store.stores import FilesStore
 
 # Number of records for a mean, spread over all records.
 SAMPLED_RECORDS = 1000
@@ -84,7 +85,6 @@ def _bytes_per_voxel(spec: ArraySpec) -> float:
 
 def describe_outputs(task: BlockTask) -> None:
     """Create the arrays of a pass without any chunk."""
-    _require_descriptions(task)
     for output in task.outputs.values():
         output.create(task.provenance())
         output.write_groups()
@@ -93,7 +93,6 @@ def describe_outputs(task: BlockTask) -> None:
 def describe_manifest(passes: Sequence[BlockTask]) -> None:
     """Write the manifest of the passes, as far as it is known before a run."""
     task = passes[-1]
-    _require_descriptions(task)
     Manifest(
         writer=Writer.of(task.stage),
         key=task.key,
@@ -102,13 +101,7 @@ def describe_manifest(passes: Sequence[BlockTask]) -> None:
         outputs=outputs_of(passes),
         facts={"bytes_expected": expected_bytes(task)},
         identity=f"{DESCRIBED} {task.key}",
-    ).write(task.experiment.layout)
-
-
-def _require_descriptions(task: BlockTask) -> None:
-    """Raise InternalError (70) for the experiment's own folder, where descriptions would look like results."""
-    if task.experiment.descriptions is None:
-        raise InternalError("descriptions belong into a folder of their own", where=task.experiment.layout.root)
+    ).write(task.layout)
 
 
 def measure_block(task: BlockTask, folder: Path) -> dict[str, Any]:
@@ -158,9 +151,9 @@ def blocks_to_measure(plan: BlockPlan) -> tuple[int, int]:
 
 def _written_to(task: BlockTask, folder: Path) -> BlockTask:
     """The same pass with all output in `folder`."""
-    experiment = replace(task.experiment, path=folder / "experiment.toml", store=StoreTable(engine="files"))
+    layout = ExperimentLayout(folder)
     outputs = {name: replace(output, path=folder / output.path.name) for name, output in task.outputs.items()}
-    return replace(task, experiment=experiment, outputs=outputs)
+    return replace(task, store=FilesStore(layout.store), layout=layout, outputs=outputs)
 
 
 def _seconds_of(do_block: Callable[[int], None], number: int) -> float:

@@ -47,7 +47,7 @@ def verify_task(task: BlockTask) -> dict[str, Any]:
     inputs, BlocksFailed (79) for blocks without a done mark that the manifest does not list as failed, BadData (65)
     naming every block whose data is missing or damaged.
     """
-    manifest = read_manifest(task.experiment.layout, task.stage)
+    manifest = read_manifest(task.layout, task.stage)
     require_made(task, manifest.key)
     failed = own_failed_blocks(manifest)
     records = _records(task, [block.block for block in missing_in_result(manifest)])
@@ -68,7 +68,7 @@ def require_made(task: BlockTask, current: str) -> None:
     if current not in ("", task.key):
         raise OutputConflict(
             "the results were made with other parameters or inputs",
-            where=task.experiment.layout.manifest(task.stage),
+            where=task.layout.manifest(task.stage),
             wanted=f"key {task.key[:12]}",
             found=f"key {current[:12]}",
             fix=f"run: {task.stage} run, or restore the earlier settings",
@@ -95,7 +95,7 @@ def _require_identity(task: BlockTask, manifest: Manifest, records: Mapping[int,
     if identity != manifest.identity:
         raise BadData(
             "the manifest and the done marks do not belong together",
-            where=task.experiment.layout.manifest(task.stage),
+            where=task.layout.manifest(task.stage),
             wanted=manifest.identity[:12],
             found=identity[:12],
             fix=f"run {task.stage} again: what is done is not done again",
@@ -104,7 +104,7 @@ def _require_identity(task: BlockTask, manifest: Manifest, records: Mapping[int,
 
 def _read_back(task: BlockTask, records: Mapping[int, Mapping[str, Any]]) -> int:
     opened = {name: output.open() for name, output in task.outputs.items()}
-    step = max(1, round(1 / task.experiment.compute.verify_fraction))
+    step = max(1, round(1 / task.compute.verify_fraction))
     numbers = sorted(records)[::step]
     problems: list[str] = []
     with Progress(f"verify {task.stage}", total=len(numbers), unit="block") as progress:
@@ -115,7 +115,7 @@ def _read_back(task: BlockTask, records: Mapping[int, Mapping[str, Any]]) -> int
     if problems:
         raise BadData(
             f"parts of blocks of {task.stage} are lost or damaged: {len(problems)}",
-            where=", ".join(str(output.folder) for output in task.outputs.values()) or task.experiment.layout.store,
+            where=", ".join(str(output.folder) for output in task.outputs.values()) or task.layout.store,
             found="; ".join(problems[:LISTED]) + ("; ..." if len(problems) > LISTED else ""),
             fix="recompute them: lsdflow repair EXPERIMENT",
         )

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import MASK, RAW, MaskState
-from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import FailedBlock
 from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_runtime.io.volumes import Volume, open_volume, outside_of
 
 
@@ -37,21 +37,21 @@ class Truth:
         return labels
 
 
-def knows_target(experiment: Experiment) -> bool:
+def knows_target(layout: ExperimentLayout) -> bool:
     """True if the target has been prepared or described."""
-    return experiment.layout.target_volume.exists()
+    return layout.target_volume.exists()
 
 
-def target_grid(experiment: Experiment) -> Geometry:
+def target_grid(layout: ExperimentLayout) -> Geometry:
     """The voxel grid of all stages: that of the prepared raw volume."""
-    return open_volume(experiment.layout.target_volume, RAW.dataset).geometry
+    return open_volume(layout.target_volume, RAW.dataset).geometry
 
 
 def open_truth(
-    experiment: Experiment, dataset: str, grid: Geometry, failed: Iterable[FailedBlock] = ()
+    layout: ExperimentLayout, dataset: str, grid: Geometry, failed: Iterable[FailedBlock] = ()
 ) -> Truth | None:
     """The truth of the target on the target's grid, with holes at `failed`; None if it has no such dataset."""
-    path = experiment.layout.target_volume
+    path = layout.target_volume
     if not (path / dataset).exists():
         return None
     mask = open_volume(path, MASK.dataset, grid) if (path / MASK.dataset).exists() else None

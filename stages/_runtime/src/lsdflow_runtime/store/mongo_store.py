@@ -16,19 +16,19 @@ import functools
 import time
 import uuid
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pymongo import ASCENDING, IndexModel
 
-from lsdflow_contract.arrays import RAW
 from lsdflow_contract.errors import MissingInput, OutputConflict, PermissionDenied, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.graph import overlaps_collection
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.io.volumes import open_volume
+from lsdflow_runtime.io.target import target_grid
 from lsdflow_runtime.store.done_marks import BlockStore
 from lsdflow_runtime.store.mongo_connection import QUICK, Document, MongoConnection, mongo_address, warn_if_open
 from lsdflow_runtime.store.mongo_rag import HEADERS, MongoRagStore
@@ -54,17 +54,23 @@ Places = Callable[[int], dict[str, Any]]
 
 
 def open_mongo(experiment: Experiment) -> MongoStore:
-    """The store of the experiment; reads the file with the URI, connects at the first use."""
-    return MongoStore(experiment, MongoConnection(mongo_address(experiment), experiment.store.retry_s))
+    """The store of the experiment; reads the file with the URI and connects at the first use."""
+    name, retry_s = experiment.common.name, experiment.store.retry_s
+    return MongoStore(name, experiment.layout, lambda: MongoConnection(mongo_address(experiment), retry_s))
 
 
 @dataclass(frozen=True)
 class MongoStore:
-    """The MongoDB engine of one experiment."""
+    """The MongoDB engine of one experiment, called `name`."""
 
-    experiment: Experiment
-    connection: MongoConnection
-    _grid: list[Geometry | None] = field(default_factory=list)
+    name: str
+    layout: ExperimentLayout
+    connect: Callable[[], MongoConnection]
+
+    @functools.cached_property
+    def connection(self) -> MongoConnection:
+        """The connection of this process."""
+        return self.connect()
 
     @property
     def rag(self) -> RagStore:
@@ -109,24 +115,24 @@ class MongoStore:
             raise OutputConflict(
                 "the database holds the graph of another experiment",
                 where=self.connection.address,
-                wanted=f"experiment {self.experiment.common.name} in {self.experiment.layout.root}",
+                wanted=f"experiment {self.name} in {self.layout.root}",
                 found=f"experiment {owner['name']}, claimed {time.strftime('%Y-%m-%d', time.gmtime(owner['begun']))}",
                 fix='choose another database ([store] database = "..."), or restore store/owner.json',
             )
 
     def _claim(self) -> None:
-        path = self.experiment.layout.store / "owner.json"
+        path = self.layout.store / "owner.json"
         if not path.exists():
             self.require_own_database()
             write_json(path, {"experiment_id": uuid.uuid4().hex})
-        claim = {"kind": "owner", "experiment_id": self._own_id(), "name": self.experiment.common.name}
+        claim = {"kind": "owner", "experiment_id": self._own_id(), "name": self.name}
         first = {"$setOnInsert": {**claim, "begun": time.time()}}
         self.connection.call(lambda db: db[ADMINISTRATION].update_one({"_id": OWNER}, first, upsert=True))
         self.require_own_database()
 
     def _own_id(self) -> str:
         try:
-            return str(read_json(self.experiment.layout.store / "owner.json")["experiment_id"])
+            return str(read_json(self.layout.store / "owner.json")["experiment_id"])
         except MissingInput:
             return ""
 
@@ -140,20 +146,18 @@ class MongoStore:
         return bool(self.connection.call(lambda db: db[HEADERS].find_one(find)))
 
     def _places(self, plan: BlockPlan | None, number: int) -> dict[str, Any]:
-        grid = self._target_grid()
-        if plan is None or grid is None:
+        if plan is None or self._target_grid is None:
             return {}
         block = plan.block(number)
-        return {"read_roi": _roi(grid, block.read), "write_roi": _roi(grid, block.write)}
+        return {"read_roi": _roi(self._target_grid, block.read), "write_roi": _roi(self._target_grid, block.write)}
 
+    @functools.cached_property
     def _target_grid(self) -> Geometry | None:
         """The voxel grid of all stages, read once; None for an experiment without a target."""
-        if not self._grid:
-            try:
-                self._grid.append(open_volume(self.experiment.layout.target_volume, RAW.dataset).geometry)
-            except MissingInput:
-                self._grid.append(None)
-        return self._grid[0]
+        try:
+            return target_grid(self.layout)
+        except MissingInput:
+            return None
 
 
 def _roi(grid: Geometry, box: Box) -> list[list[int | float]]:
@@ -303,7 +307,7 @@ def problems_of_mongo(experiment: Experiment) -> list[StageError]:
     problems: list[StageError] = []
     try:
         _require_rights(connection)
-        MongoStore(experiment, connection).require_own_database()
+        MongoStore(experiment.common.name, experiment.layout, lambda: connection).require_own_database()
         warn_if_open(address)
     except StageError as error:
         problems.append(error)

@@ -3,7 +3,7 @@
 [store] engine = "files": JSON and Parquet files in the experiment's folder, written by rename; safe on NFS
 [store] engine = "mongo": a MongoDB server, with the usual collections and fields of the field
 
-Opening does not connect; an engine connects at its first use, in the process that uses it.
+Opening reads nothing and does not connect; an engine connects at its first use, in the process that uses it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _OPEN: dict[tuple[int, Path, StoreTable], Store] = {}
 
 
 def open_store(experiment: Experiment) -> Store:
-    """The configured store. It is not read or connected yet, except for the file with the URI (mongo)."""
+    """The configured store, which is not read or connected yet."""
     if experiment.store.engine == "files":
         return FilesStore(experiment.layout.store)
     from lsdflow_runtime.store.mongo_store import open_mongo

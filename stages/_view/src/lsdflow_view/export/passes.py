@@ -24,13 +24,15 @@ import numpy.typing as npt
 from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_command.lock_file import folder_lock
 from lsdflow_contract.errors import BadData, OutputConflict, StorageFailure
-from lsdflow_contract.experiment import Experiment, StoreTable
+from lsdflow_contract.experiment import ComputeTable, Experiment
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors, write_json
 from lsdflow_contract.geometry import Box
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.no_experiment import EXPORT_RECORD, UNFINISHED
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.engine.blockwise import run_blocks, worker_task
+from lsdflow_runtime.store.stores import FilesStore
 
 KEYS = "keys.json"
 # A mesh or a skeleton of a large segment takes longer than any block, and all workers are on this machine.
@@ -76,9 +78,12 @@ class PassRunner:
         return sum(map(self._run, passes))
 
     def _run(self, pass_: ExportPass) -> int:
+        layout = ExperimentLayout(self.folder)
         task = BlockTask(
             stage=pass_.name,
-            experiment=self._in_folder(1),
+            store=FilesStore(layout.store),
+            layout=layout,
+            compute=self._compute(1),
             key=pass_.key,
             config={},
             inputs={},
@@ -91,21 +96,16 @@ class PassRunner:
             task.marks.remove_all()
         left = len(task.plan) - task.marks.count_done()
         workers = 1 if left <= pass_.in_process else min(self.workers, left)
-        task = replace(task, experiment=self._in_folder(workers))
+        task = replace(task, compute=self._compute(workers))
         written = run_blocks(replace(task, worker=partial(worker_task, task)))
         _remove_temporary_files(pass_.folder)
         return written
 
-    def _in_folder(self, workers: int) -> Experiment:
-        """The experiment with marks and attempts in the folder of the export; one worker is this process."""
+    def _compute(self, workers: int) -> ComputeTable:
+        """The settings of the experiment for so many workers of this machine; one worker is this process."""
         runner = "daisy" if workers > 1 else "serial"
         how = {"runner": runner, "workers": workers, "block_timeout_s": NO_TIMEOUT_S}
-        return replace(
-            self.experiment,
-            path=self.folder / "experiment.toml",
-            store=StoreTable(engine="files"),
-            compute=self.experiment.compute.model_copy(update=how),
-        )
+        return self.experiment.compute.model_copy(update=how)
 
 
 def row_of_blocks(count: int) -> BlockPlan:
