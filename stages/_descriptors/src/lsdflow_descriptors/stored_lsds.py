@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from lsdflow_contract.errors import ConfigError, MissingInput
-from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest
 
 
-def stored_lsds(experiment: Experiment, predict: Manifest) -> tuple[Path, str]:
+def stored_lsds(layout: ExperimentLayout, predict: Manifest) -> tuple[Path, str]:
     """Container and dataset of the LSDs. MissingInput (66) if they are not stored."""
     if "lsds" not in predict.outputs:
         raise MissingInput(
             "the predicted LSDs are not stored",
-            where=experiment.layout.manifest("predict"),
+            where=layout.manifest("predict"),
             fix="set predict.store_lsds = true and predict again",
         )
-    return predict.output_array(experiment.layout, "lsds")
+    return predict.output_array(layout, "lsds")
 
 
 def lsd_sigma_nm(predict: Manifest, given: Nm3 | None, key: str) -> Nm3:

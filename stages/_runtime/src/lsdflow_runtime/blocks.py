@@ -54,6 +54,15 @@ class BlockPlan:
                 "block shape must be positive, context not negative", found=(self.write_shape_vox, self.context_vox)
             )
 
+    def in_voxels(self) -> dict[str, Any]:
+        """The lengths of the plan, as parameters of a pass and for the stages that read its result."""
+        return {
+            "total_begin_vox": list(self.total.begin_vox),
+            "total_shape_vox": list(self.total.shape_vox),
+            "block_shape_vox": list(self.write_shape_vox),
+            "context_vox": list(self.context_vox),
+        }
+
     @property
     def grid_shape(self) -> Vox3:
         """Number of blocks along z, y, x."""

@@ -11,9 +11,9 @@ from lsdflow_agglomerate.config import AgglomerateConfig
 from lsdflow_agglomerate.lsd_affinities import LsdAffinities
 from lsdflow_contract.arrays import AFFS, FRAGMENTS, LSDS, ArraySpec
 from lsdflow_contract.errors import BadData, ContractMismatch
-from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.metadata import read_neighborhood
 from lsdflow_descriptors.stored_lsds import lsd_sigma_nm, stored_lsds
@@ -38,7 +38,7 @@ class AgglomerateInputs:
     seamless: bool = False
 
 
-def open_inputs(experiment: Experiment, config: AgglomerateConfig) -> AgglomerateInputs:
+def open_inputs(layout: ExperimentLayout, config: AgglomerateConfig) -> AgglomerateInputs:
     """Open the inputs of the stage.
 
     :raises MissingInput: predict or watershed has not finished, or an array is missing.
@@ -46,11 +46,10 @@ def open_inputs(experiment: Experiment, config: AgglomerateConfig) -> Agglomerat
     :raises ContractMismatch: the fragments are of other affinities, or have an unknown scheme of ids.
     :raises BadData: an array does not have the form of the contract.
     """
-    layout = experiment.layout
     predict = read_manifest(layout, "predict")
     watershed = read_manifest(layout, "watershed")
     check_lineage(predict, watershed, layout.manifest("watershed"))
-    grid = target_grid(experiment.layout)
+    grid = target_grid(layout)
     fragments = _open(*watershed.output_array(layout, "fragments"), FRAGMENTS, grid)
     if fragments.provenance.get("key") != watershed.key:
         raise ContractMismatch(
@@ -64,19 +63,19 @@ def open_inputs(experiment: Experiment, config: AgglomerateConfig) -> Agglomerat
     identities = {"predict": predict.identity, "watershed": watershed.identity}
     affs: Volume | LsdAffinities = _open(*predict.output_array(layout, "affs"), AFFS, grid)
     if config.scored_from == "lsds":
-        affs = _made_of_lsds(experiment, config, predict, fragments, grid)
+        affs = _made_of_lsds(layout, config, predict, fragments, grid)
         identities["lsds"] = hash_of({"predict": predict.identity, "sigma_nm": list(affs.sigma_nm)})
     context_vox, seamless = _vox3(resolved["context_vox"]), watershed.config["id_mode"] == "seamless"
     return AgglomerateInputs(grid, affs, fragments, _naming(resolved), context_vox, identities, seamless)
 
 
 def _made_of_lsds(
-    experiment: Experiment, config: AgglomerateConfig, predict: Manifest, fragments: Volume, grid: Geometry
+    layout: ExperimentLayout, config: AgglomerateConfig, predict: Manifest, fragments: Volume, grid: Geometry
 ) -> LsdAffinities:
     """Affinities from stored LSDs. MissingInput (66) if there are no LSDs, ConfigError (78) if sigma is unknown."""
     given = config.lsd_sigma.to_nm(grid.voxel_size_nm) if config.lsd_sigma else None
     sigma_nm = lsd_sigma_nm(predict, given, "agglomerate.lsd_sigma")
-    return LsdAffinities(fragments, _open(*stored_lsds(experiment, predict), LSDS, grid), sigma_nm, grid.voxel_size_nm)
+    return LsdAffinities(fragments, _open(*stored_lsds(layout, predict), LSDS, grid), sigma_nm, grid.voxel_size_nm)
 
 
 def check_lineage(predict: Manifest, watershed: Manifest, where: Path) -> None:

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from lsdflow_agglomerate.config import AgglomerateConfig
 from lsdflow_agglomerate.merge_functions import WATERZ_NAMES
 from lsdflow_contract.errors import ConfigError, StageError, problems_of
-from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.geometry import Box, Lengths
+from lsdflow_contract.geometry import Box, Geometry, Lengths
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_runtime.blocks import block_plan
 from lsdflow_runtime.io.target import knows_target, target_grid
 
 ID_MODE = "seamless"
 
 
-def problems_before_fragments(experiment: Experiment, config: AgglomerateConfig) -> list[StageError]:
-    """Errors for settings that do not match; once watershed has finished, the settings in its manifest are used."""
-    checks = [lambda: _check_id_mode(experiment, config), lambda: _check_lsds(experiment, config)]
-    if knows_target(experiment.layout):
-        checks.append(lambda: _check_lengths(experiment, config))
+def problems_before_fragments(
+    layout: ExperimentLayout, tables: Mapping[str, Any], config: AgglomerateConfig, *, real: bool
+) -> list[StageError]:
+    """Errors for settings that do not match; once watershed has finished, the settings in its manifest are used.
+
+    tables: of the experiment file. real: the layout has results, not descriptions.
+    """
+    seamless = tables.get("watershed", {}).get("id_mode", ID_MODE) == ID_MODE
+    stored = tables.get("predict", {}).get("store_lsds")
+    predicted = real and layout.manifest("predict").exists()
+    checks = [lambda: _check_id_mode(config, seamless=seamless)]
+    if not stored and not predicted:
+        checks.append(lambda: _check_lsds(config))
+    if knows_target(layout):
+        checks.append(lambda: _check_lengths(target_grid(layout), config))
     return problems_of(checks)
 
 
-def _check_id_mode(experiment: Experiment, config: AgglomerateConfig) -> None:
-    seamless = experiment.tables.get("watershed", {}).get("id_mode", ID_MODE) == ID_MODE
+def _check_id_mode(config: AgglomerateConfig, *, seamless: bool) -> None:
     name = "context" if seamless else "super_block"
     given: Lengths | None = getattr(config, name)
     if not seamless:
@@ -52,10 +64,8 @@ def check_block_merge_functions(config: AgglomerateConfig) -> None:
         )
 
 
-def _check_lsds(experiment: Experiment, config: AgglomerateConfig) -> None:
-    stored = experiment.tables.get("predict", {}).get("store_lsds")
-    predicted = experiment.layout.manifest("predict").exists() and experiment.descriptions is None
-    if config.scored_from == "lsds" and not stored and not predicted:
+def _check_lsds(config: AgglomerateConfig) -> None:
+    if config.scored_from == "lsds":
         raise ConfigError(
             "predict does not store the LSDs that the edges are to be scored from",
             where="agglomerate.scored_from",
@@ -65,8 +75,7 @@ def _check_lsds(experiment: Experiment, config: AgglomerateConfig) -> None:
         )
 
 
-def _check_lengths(experiment: Experiment, config: AgglomerateConfig) -> None:
-    grid = target_grid(experiment.layout)
+def _check_lengths(grid: Geometry, config: AgglomerateConfig) -> None:
     for name in ("block_shape", "super_block", "context"):
         given: Lengths | None = getattr(config, name)
         if given is None:

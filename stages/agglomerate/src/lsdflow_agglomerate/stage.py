@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from lsdflow_agglomerate.block_edges import edges_of_block
 from lsdflow_agglomerate.blocking import plan_blocks, plan_faces, plan_super_blocks
@@ -27,7 +26,7 @@ from lsdflow_contract.errors import ConfigError, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import FACES
 from lsdflow_contract.manifest import work_key
-from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.engine.block_stage import BlockStage
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, task_of_stage
 
@@ -42,17 +41,18 @@ class Agglomerate(BlockStage):
     def passes(self, experiment: Experiment) -> list[BlockTask]:
         """The passes. All checks of the settings and inputs are done here, before anything is written."""
         config = experiment.table(STAGE, AgglomerateConfig)
-        inputs = open_inputs(experiment, config)
+        inputs = open_inputs(experiment.layout, config)
         if inputs.seamless:
             return seamless_passes(experiment, config, inputs)
         return [scoring_pass(experiment, config, inputs)]
 
     def problems(self, experiment: Experiment) -> list[StageError]:
         """All problems that can be found so far."""
-        config, made = experiment.table(STAGE, AgglomerateConfig), experiment.layout.manifest("watershed").exists()
-        if made and experiment.descriptions is None:
+        config, real = experiment.table(STAGE, AgglomerateConfig), experiment.descriptions is None
+        made = experiment.layout.manifest("watershed").exists()
+        if made and real:
             return super().problems(experiment)
-        problems = problems_before_fragments(experiment, config)
+        problems = problems_before_fragments(experiment.layout, experiment.tables, config, real=real)
         return problems if problems or not made else super().problems(experiment)
 
 
@@ -60,7 +60,7 @@ def seamless_passes(experiment: Experiment, config: AgglomerateConfig, inputs: A
     """All passes in their order; the last one writes the edges of the graph."""
     faces = faces_pass(experiment, config, inputs)
     super_blocks = plan_super_blocks(config, faces.plan, inputs.naming, inputs.watershed_context_vox, inputs.grid)
-    resolved = resolved_plan(faces.plan)
+    resolved = faces.plan.in_voxels()
     if super_blocks.levels > 1:
         resolved["super_block_vox"] = list(super_blocks.shape_vox)
     parameters = {**config.parameters(), "resolved": resolved}
@@ -70,7 +70,7 @@ def seamless_passes(experiment: Experiment, config: AgglomerateConfig, inputs: A
 def faces_pass(experiment: Experiment, config: AgglomerateConfig, inputs: AgglomerateInputs) -> BlockTask:
     """The first pass: faces between fragments, counted block by block."""
     plan = plan_faces(config, inputs.naming, inputs.grid.voxel_size_nm)
-    parameters = {"part": FACES, "resolved": resolved_plan(plan)}
+    parameters = {"part": FACES, "resolved": plan.in_voxels()}
     return BlockTask(
         **task_of_stage(STAGE, experiment),
         key=work_key(STAGE, parameters, inputs.identities),
@@ -106,7 +106,7 @@ def scoring_pass(experiment: Experiment, config: AgglomerateConfig, inputs: Aggl
             fix="leave super_block out",
         )
     blocks = plan_blocks(config, inputs.naming, inputs.watershed_context_vox, inputs.grid.voxel_size_nm)
-    resolved = {**config.parameters(), "resolved": resolved_plan(blocks)}
+    resolved = {**config.parameters(), "resolved": blocks.in_voxels()}
     return BlockTask(
         **task_of_stage(STAGE, experiment),
         key=work_key(STAGE, resolved, inputs.identities),
@@ -130,13 +130,3 @@ def _open_scoring(inputs: AgglomerateInputs, merge_functions: tuple[str, ...]) -
         return BlockOutput(edges=edges, facts=facts)
 
     yield score_block
-
-
-def resolved_plan(blocks: BlockPlan) -> dict[str, Any]:
-    """The lengths of the table in voxels."""
-    return {
-        "total_begin_vox": list(blocks.total.begin_vox),
-        "total_shape_vox": list(blocks.total.shape_vox),
-        "block_shape_vox": list(blocks.write_shape_vox),
-        "context_vox": list(blocks.context_vox),
-    }

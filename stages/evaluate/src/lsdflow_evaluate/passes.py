@@ -165,7 +165,7 @@ def lsd_error_task(experiment: Experiment) -> BlockTask:
     """
     config, grid = experiment.table(STAGE, EvaluateConfig), target_grid(experiment.layout)
     predict, segment = (read_manifest(experiment.layout, stage) for stage in ("predict", "segment"))
-    lsds = open_volume(*stored_lsds(experiment, predict), grid)
+    lsds = open_volume(*stored_lsds(experiment.layout, predict), grid)
     segmentation = open_volume(*segment.output_array(experiment.layout, "segmentation"), grid)
     given = config.lsd_sigma.to_nm(grid.voxel_size_nm) if config.lsd_sigma else None
     sigma_nm = lsd_sigma_nm(predict, given, "evaluate.lsd_sigma")

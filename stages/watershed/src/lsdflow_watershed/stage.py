@@ -77,7 +77,9 @@ def _pass(experiment: Experiment, config: WatershedConfig, inputs: WatershedInpu
     check_seed_ids(config, blocks.total, inputs.grid.shape_vox)
     check_sections(config.replace_sections, inputs.grid.shape_vox[0])
     mutex = _mutex_rules(inputs, config)
-    resolved = {**config.parameters(), "resolved": {**_resolved(blocks), **_resolved_mutex(mutex)}}
+    # The lengths in voxels, from which agglomerate finds the block of a fragment.
+    lengths = {**blocks.in_voxels(), "voxels_per_block": math.prod(blocks.write_shape_vox)}
+    resolved = {**config.parameters(), "resolved": {**lengths, **_resolved_mutex(mutex)}}
     key = work_key(STAGE, resolved, inputs.identities)
     fragments = OutputArray(
         experiment.layout.result(STAGE, key) / "fragments.zarr",
@@ -97,17 +99,6 @@ def _pass(experiment: Experiment, config: WatershedConfig, inputs: WatershedInpu
         open=lambda: _opened(inputs, config, blocks, mutex),
         may_have_holes=True,
     )
-
-
-def _resolved(blocks: BlockPlan) -> dict[str, Any]:
-    """The lengths of the table in voxels, from which agglomerate finds the block of a fragment."""
-    return {
-        "total_begin_vox": list(blocks.total.begin_vox),
-        "total_shape_vox": list(blocks.total.shape_vox),
-        "block_shape_vox": list(blocks.write_shape_vox),
-        "context_vox": list(blocks.context_vox),
-        "voxels_per_block": math.prod(blocks.write_shape_vox),
-    }
 
 
 @contextmanager
