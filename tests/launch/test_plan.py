@@ -27,8 +27,8 @@ from lsdflow_launch.planning import evidence as evidence_module
 from lsdflow_launch.planning import plan as plan_module
 from lsdflow_launch.planning.cli import show_plan, text_of
 from lsdflow_launch.planning.evidence import Quantity, machines, total
-from lsdflow_launch.planning.jobs import local_job
-from lsdflow_launch.planning.plan import Offer, Prices, StageEstimate, costs_of, make_plan, read_prices
+from lsdflow_launch.planning.jobs import Job, local_job
+from lsdflow_launch.planning.plan import Machine, Offer, Prices, StageEstimate, cost_of, make_plan, read_prices
 from lsdflow_launch.slurm.table import memory_bytes, time_limit_s
 from lsdflow_launch.status import planned_seconds
 
@@ -58,6 +58,7 @@ NOT_YET = {"exit_code": 66, "what": "the stage watershed has not finished"}
 def _no_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans know what the test gives them alone."""
     monkeypatch.setattr(evidence_module, "machines", tuple)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 @pytest.fixture
@@ -193,20 +194,27 @@ def test_prices_come_from_the_users_file_with_a_line_for_each_stage_and_fixed_co
     finish(experiment, "prepare", seconds=1.0)
     (experiment.layout.root / "prices.toml").write_text(
         'currency = "EUR"\nmonths_kept = 2\n[offers.full]\ncpu_hour = 0.1\ngpu_hour = 9\ngb_month = 100\n'
-        "fixed_month = 30\n[offers.part]\ncpu_hour = 0.1\n"
+        "fixed_month = { scheduler = 10, database = 20 }\n[offers.part]\ncpu_hour = 0.1\n"
     )
     hour = answers(measured={**MEASURED, "seconds": 3600.0})
     plan = make_plan(experiment, hour, prices=read_prices(experiment, None), measured=True)
     full, part = plan.costs["full"], plan.costs["part"]
-    assert full["watershed"].value == pytest.approx(10 * 0.1 + 4000 * 2 / 1e9 * 100, rel=1e-6)
-    assert (full["fixed"].value, part["fixed"].value) == (60, 0)
-    assert full["total"].value == pytest.approx(sum(q.value or 0 for stage, q in full.items() if stage != "total"))
-    assert (part["watershed"].value, part["watershed"].at_least) == (pytest.approx(1.0), True)
+    assert full.stages["watershed"].value == pytest.approx(10 * 0.1, rel=1e-3)
+    assert {what: price.value for what, price in full.monthly.items()} == {
+        "results": pytest.approx(1_004_000 / 1e9 * 100),
+        "scheduler": 10,
+        "database": 20,
+    }
+    hours, months = ([price.value or 0 for price in part.values()] for part in (full.stages, full.monthly))
+    assert full.total.value == pytest.approx(sum(hours) + 2 * sum(months))
+    assert part.stages["watershed"].value == pytest.approx(1.0, rel=1e-3)
+    assert (part.monthly["results"].value, part.total.at_least) == (None, True)
     assert plan.as_dict()["currency"] == "EUR"
     printed = io.StringIO()
     show_plan(plan, plain_console(file=printed))
     assert printed.getvalue().splitlines()[0].split()[-2:] == ["full", "part"]
-    assert "60.00 fixed" in printed.getvalue()
+    assert "scheduler 10.00, database 20.00" in printed.getvalue()
+    assert "EUR with 2 months" in printed.getvalue()
     assert read_prices(make(tmp_path / "b"), None) is None
 
 
@@ -217,7 +225,7 @@ def test_nothing_is_left_and_costs_nothing_when_all_is_done(tmp_path: Path) -> N
         finish(experiment, stage)
     plan = make_plan(experiment, answers(), prices=read_prices(experiment, None))
     assert [plan.left(name).value for name in ("cpu_hours", "gpu_hours", "bytes_written")] == [0, 0, 0]
-    assert (plan.costs["full"]["total"].value, plan.warnings) == (0, [])
+    assert (plan.costs["full"].total.value, plan.warnings) == (0, [])
 
 
 def test_a_wrong_or_missing_file_of_prices_is_refused(tmp_path: Path) -> None:
@@ -353,10 +361,40 @@ def test_a_sum_of_which_a_part_is_not_known_is_never_reported_as_complete() -> N
 
 
 def test_hours_of_which_nothing_is_known_yet_do_not_cost_nothing() -> None:
-    prices = Prices(offers={"spot": Offer(gpu_hour=9.0, gb_month=0.0)})
     numbers = {"cpu_hours": Quantity(0.0, "", at_least=True), "gpu_hours": Quantity(1.0, "")}
-    found = costs_of(prices, {"predict": StageEstimate({**numbers, "bytes_written": Quantity(5.0, "")}, 1.0)})["spot"]
-    assert (found["total"].value, found["total"].at_least) == (9.0, True)
+    estimates = {"predict": StageEstimate({**numbers, "bytes_written": Quantity(5.0, "")}, 1.0)}
+    found = cost_of(Offer(gpu_hour=9.0, gb_month=0.0), 1.0, estimates, {"predict": Job()})
+    assert (found.total.value, found.total.at_least) == (9.0, True)
+
+
+GPU_MACHINE = Machine(type="ND", cores=40, gpus=2, hour=10.0)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "gpu", "machine", "hours"),
+    [
+        (80.0, 1.0, GPU_MACHINE, 2.0),
+        (8.0, 6.0, GPU_MACHINE, 3.0),
+        (8.0, None, GPU_MACHINE, None),
+        (8.0, 1.0, Machine(type="F", cores=4, hour=1.0), None),
+        (8.0, 0.0, Machine(type="F", cores=4, hour=1.0), 2.0),
+    ],
+)
+def test_a_machine_is_paid_for_its_cores_or_gpus_whichever_are_used_more(
+    cpu: float, gpu: float | None, machine: Machine, hours: float | None
+) -> None:
+    numbers = {"cpu_hours": Quantity(cpu, "a"), "gpu_hours": Quantity(gpu, "b"), "bytes_written": Quantity(0.0, "")}
+    offer = Offer(gb_month=0.0, machines={"gpu": machine})
+    jobs = {"predict": Job(partition="gpu", count=20, cores=4, gpus=1)}
+    found = cost_of(offer, 1.0, {"predict": StageEstimate(numbers, 1.0)}, jobs)
+    count, kind, time = found.machines["predict"]
+    price = found.stages["predict"]
+    if hours is None:
+        assert price.value is None or price.at_least
+        assert time.value is None or time.at_least
+        return
+    assert (kind, time.value, price.value) == (machine.type, hours, hours * machine.hour)
+    assert count == (10 if machine.gpus else 20)
 
 
 def test_room_is_what_this_user_may_write_and_not_what_root_may(
@@ -507,8 +545,8 @@ def test_work_on_a_gpu_is_never_planned_or_priced_from_a_cpu(
         for number in ("seconds", "walltime_s", "cpu_hours", "gpu_hours"):
             assert estimated[number].value is None, (stage, number, estimated[number])
         assert "on a CPU, its workers have GPUs" in estimated["seconds"].source
-        assert not plan.costs["a"][stage].value
-        assert text_of(plan.costs["a"][stage], str) == "not known"
+        assert not plan.costs["a"].stages[stage].value
+        assert text_of(plan.costs["a"].stages[stage], str) == "not known"
 
 
 def test_what_was_recorded_on_a_gpu_plans_gpus_and_no_cpus(tmp_path: Path) -> None:
@@ -569,3 +607,74 @@ def test_every_stage_has_a_time_on_the_machine_without_a_gpu_of_the_table() -> N
     (cpu,) = (machine for machine in machines() if machine["device"] == "cpu")
     stages = {key.partition(".")[0] for key, numbers in cpu["stages"].items() if "seconds" in numbers}
     assert stages == {"prepare", "training", "predict", "watershed", "agglomerate", "segment", "evaluate"}
+
+
+def test_a_phase_ends_when_all_phases_before_it_have_ended(tmp_path: Path) -> None:
+    begun = {**WATERSHED, "blocks_done": 4, "taken": TAKEN}
+    found = make_plan(make(tmp_path / "a"), answers(begun)).estimates
+    assert found["prepare"]["ends_s"].value is None
+    # nothing is known of the stages before it: its own time alone is a lower bound
+    assert (found["watershed"]["ends_s"].value, found["watershed"]["ends_s"].at_least) == (pytest.approx(21.0), True)
+    assert found["segment"]["ends_s"].value == pytest.approx(21.0)
+
+
+@pytest.mark.parametrize(("blocks", "processes"), [(7, 1), (8, 4), (100, 4)])
+def test_prepare_computes_many_blocks_in_as_many_processes_as_there_are_workers(
+    tmp_path: Path, shipped: None, blocks: int, processes: int
+) -> None:
+    """Also as one job of a cluster, whose processes share its cores."""
+    text = '[compute]\nrunner = "daisy"\nworkers = 4\n[cluster.prepare]\ncpus = 8\n'
+    volume = {"shape_vox": [1000] * 3, "bytes_expected": 10**9, "done": False, "blocks": blocks}
+
+    def ask(stage: str, _arguments: Sequence[str]) -> Any:
+        return {"target": volume} if stage == "prepare" else NOT_YET
+
+    for on_slurm in (False, True):
+        plan = make_plan(make(tmp_path / str(on_slurm), text), ask, on_slurm=on_slurm)
+        found = plan.estimates["prepare"]
+        assert found["seconds"].value is not None
+        alone = (found["walltime_s"].value or 0) - found["seconds"].value / processes
+        assert 0 <= alone < 10, "its start"
+        assert plan.jobs["prepare"].count == (1 if on_slurm else 4)
+
+
+def test_what_one_process_computes_outside_blocks_takes_time_of_a_core(tmp_path: Path, shipped: None) -> None:
+    planned = {**WATERSHED, "blocks": 1000, "voxels": 10**12}
+
+    def ask(stage: str, _arguments: Sequence[str]) -> Any:
+        return planned if stage == "segment" else NOT_YET
+
+    found = make_plan(make(tmp_path / "a", "[compute]\nworkers = 20\n"), ask).estimates["segment"]
+    blocks_h, wall_h = ((found[name].value or 0) / 3600 for name in ("seconds", "walltime_s"))
+    assert found["cpu_hours"].value == pytest.approx(blocks_h + wall_h - blocks_h / 20)
+
+
+def test_a_time_measured_while_other_programs_ran_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for load, said in ((0.1, False), (5.3, True)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        found = make_plan(make(tmp_path / str(load)), answers(measured=MEASURED), measured=True).estimates["watershed"]
+        assert ("load was already 5.3" in found["seconds"].source) is said
+
+
+def test_more_workers_than_cores_here_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "available_cores", lambda: 2)
+    experiment, begun = make(tmp_path / "a"), answers({**WATERSHED, "blocks_done": 4, "taken": TAKEN})
+    for workers, warned in ((2, False), (20, True)):
+        plan = make_plan(experiment, begun, workers=workers, on_slurm=False)
+        what = " ".join(warn.what for warn in plan.warnings if warn.stage == "watershed")
+        assert ("use 20 cores, this machine has 2" in what) is warned
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_the_time_of_a_network_grows_with_its_multiply_adds_and_falls_with_its_threads(
+    tmp_path: Path, shipped: None, threads: int
+) -> None:
+    experiment = make(tmp_path / "a", f"[compute]\nthreads_per_worker = {threads}\n")
+
+    def seconds(multiply_adds: float) -> float:
+        blocks = {**WATERSHED, "multiply_adds": multiply_adds, "device": "cpu"}
+        found = make_plan(experiment, lambda stage, _: blocks if stage == "predict" else NOT_YET)
+        return found.estimates["predict"]["seconds"].value or 0.0
+
+    assert seconds(1e13) == pytest.approx(10 * seconds(1e12))
+    assert seconds(1e13) == pytest.approx(1e13 * 1.68e-11 / threads)

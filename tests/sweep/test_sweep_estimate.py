@@ -10,6 +10,8 @@ import pytest
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_launch.disk import disk_use
+from lsdflow_launch.planning.evidence import Quantity
+from lsdflow_launch.planning.plan import StageEstimate
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, planned, write_folders
 from lsdflow_launch.sweep.merge import estimate
@@ -41,7 +43,21 @@ def test_before_any_run_stages_are_counted_and_nothing_is_guessed(sweep: SweepFo
         "hours_left_of_slowest_part": 0.0,
         "not_known": list(ALL),
         "bytes_left": None,
+        "gpu_bytes": None,
     }
+
+
+def test_the_plan_of_the_base_gives_times_disk_and_gpu_memory_before_any_run_has_finished(sweep: SweepFolder) -> None:
+    known = {"walltime_s": Quantity(1800.0, ""), "bytes_written": Quantity(10.0, "")}
+    plan = {
+        "predict": StageEstimate({**known, "vram_per_worker_bytes": Quantity(5e9, "")}, 1.0),
+        "segment": StageEstimate({**known, "vram_per_worker_bytes": Quantity(0, "no GPU is used")}, 1.0),
+    }
+    facts = estimate(sweep, 1, plan)
+    assert facts["hours_left"] == 0.5 * (ALL["predict"] + ALL["segment"])
+    assert facts["bytes_left"] == 10 * (ALL["predict"] + ALL["segment"])
+    assert facts["gpu_bytes"] == 5e9
+    assert facts["not_known"] == [stage for stage in ALL if stage not in plan]
 
 
 def test_before_it_is_prepared_each_run_counts_the_stages_of_its_own_mode(sweep_file: Callable[[str], Path]) -> None:

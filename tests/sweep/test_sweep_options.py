@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import Manifest, Writer
+from lsdflow_launch.planning.evidence import Quantity
+from lsdflow_launch.planning.plan import StageEstimate
 from lsdflow_launch.sweep import cli as sweep_cli
 from lsdflow_launch.sweep import run as sweep_run
 from lsdflow_launch.sweep.file import load_sweep
@@ -30,6 +33,8 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> FakeStages:
     for module in (sweep_cli, sweep_run):
         monkeypatch.setattr(module, "run_stage", fake)
     monkeypatch.setattr(sweep_cli, "ask_stage", ask_here)
+    needs = StageEstimate({"vram_per_worker_bytes": Quantity(5e9, "")}, 1.0)  # the trainings are not in this process
+    monkeypatch.setattr(sweep_cli, "make_plan", lambda *_: SimpleNamespace(estimates={"predict": needs}))
     return fake
 
 
@@ -61,6 +66,7 @@ def test_plan_divides_the_hours_among_the_servers(stages: FakeStages, sweep_file
     manifest.write(load_experiment(base).layout)
     facts = json.loads(sweep(0, "plan", sweep_file(GRID), "--parts", "4", "--json"))
     assert (facts["hours_left"], facts["hours_left_of_slowest_part"]) == (1.0, 0.5)
+    assert "memory of a GPU: 5 GB" in sweep(0, "plan", sweep_file(GRID))
 
 
 def test_prepare_writes_into_the_named_folder(stages: FakeStages, sweep_file: Write, tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ def resize_target(layout: ExperimentLayout, planned: dict[str, Any], shape_vox: 
         seal_array(path.parent)
     target = planned["target"]
     scale = math.prod(shape_vox) / math.prod(target["shape_vox"])
-    return {"target": {**target, "shape_vox": shape_vox, "bytes_expected": target["bytes_expected"] * scale}}
+    scaled = {name: target[name] * scale for name in ("bytes_expected", "blocks") if name in target}
+    return {"target": {**target, "shape_vox": shape_vox, **scaled}}
 
 
 def plans_of(experiment: Experiment, ask: Ask, target_shape: Vox3 | None = None) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.output import count, duration, hours, money, plain_console, size
 from lsdflow_launch.planning.evidence import Quantity, gpu_lines, machines
-from lsdflow_launch.planning.plan import FIXED, LEFT, TOTAL, Plan, make_plan, read_prices
+from lsdflow_launch.planning.plan import LEFT, Plan, make_plan, read_prices
 from lsdflow_launch.slurm.table import MOST_WORKERS
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ LOG = logging.getLogger("lsdflow.plan")
 ON_SLURM = {"": None, "local": False, "slurm": True}
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("time", "walltime_s", duration),
+    ("ends", "ends_s", duration),
     ("RAM", "rss_per_worker_bytes", size),
     ("VRAM", "vram_per_worker_bytes", size),
     ("written", "bytes_written", size),
@@ -40,7 +41,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("GPU", "gpu_hours", hours),
 )
 # A narrow terminal gets the first columns only; --json has all.
-WIDE, NARROW_COLUMNS = 132, 4
+WIDE, NARROW_COLUMNS = 132, 5
 SOURCES = (("time", "walltime_s"), ("RAM", "rss_per_worker_bytes"), ("written", "bytes_written"))
 
 
@@ -141,7 +142,7 @@ def show_plan(plan: Plan, console: Console) -> None:
     for stage, estimate in plan.estimates.items():
         job = plan.jobs[stage]
         cells = [text_of(estimate[name], text) if name in estimate.numbers else "" for _, name, text in columns]
-        cells += [_cost(costs[stage]) for costs in plan.costs.values()]
+        cells += [_cost(costs.stages[stage]) for costs in plan.costs.values()]
         workers = f"{job.count} x {job.cores} on {job.partition}"
         table.add_row(stage, f"{100 * estimate.share_left:.0f} %", workers, *cells)
     console.print(table)
@@ -166,7 +167,13 @@ def _totals(plan: Plan) -> Iterator[str]:
     spent = f"{text_of(cpu, hours)} of cores, {text_of(gpu, hours)} of GPUs, {text_of(walltime, duration)} of walltime"
     yield f"left: {spent}"
     yield f"left to write: {text_of(plan.left('bytes_written'), size)} of {size(plan.disk.free_bytes)} that are free"
-    for offer, costs in plan.costs.items():
-        fixed = f", of which {money(value)} fixed" if (value := costs[FIXED].value) else ""
-        yield f"cost of what is left, {offer}: {_cost(costs[TOTAL])} {plan.currency}{fixed}"
+    for offer, costs in plan.costs.items() if plan.prices else ():
+        rent = [
+            f"{n} x {kind} for {stage} ({text_of(time, hours)})" for stage, (n, kind, time) in costs.machines.items()
+        ]
+        yield from [f"machines, {offer}: {', '.join(rent)}"] if rent else []
+        monthly = ", ".join(f"{what} {_cost(price)}" for what, price in costs.monthly.items())
+        yield f"each month, {offer}: {monthly}"
+        kept = f"{_cost(costs.total)} {plan.prices.currency} with {plan.prices.months_kept:g} months"
+        yield f"cost of what is left, {offer}: {kept}"
     yield from (f"warning: {warn.stage}: {warn.what}; {warn.fix}" for warn in plan.warnings)

@@ -9,6 +9,7 @@ Evidence of one kind of device gives no time or memory for the other: work on GP
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ RSS, VRAM = "rss_per_worker_bytes", "vram_per_worker_bytes"
 PEAKS = {RSS: "peak_rss_mib", VRAM: "device_peak_mib"}
 # Reading and writing do not depend on the device.
 OF_ANY_DEVICE = ("bytes_read", "bytes_written", "files")
+# Programs that already ran when something was measured: from here on the time may be too long.
+LOADED = 0.5
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def total(parts: Iterable[Quantity]) -> Quantity:
     """Return the sum; `at_least` if a part is not known, unknown if no part is known."""
     listed = list(parts)
     values = [q.value for q in listed if q.value is not None]
-    sources = "; ".join(dict.fromkeys(q.source for q in listed if q.source))
+    sources = "; ".join(dict.fromkeys(part for q in listed for part in q.source.split("; ") if part))
     partly = len(values) < len(listed) or any(q.at_least for q in listed)
     return Quantity(sum(values), sources, partly) if values else Quantity(None, sources)
 
@@ -119,7 +122,7 @@ def evidence_of(
     one = passes_of(facts).get(name, {})
     done = _training_here(experiment, stage) if stage in TRAININGS else _blocks_here(experiment, stage, one)
     here = (_evidence(found, name, facts) for found in (done, measured))
-    return [*here, COMPUTED, *_machines(stage, name, facts, job)]
+    return [*here, COMPUTED, *_machines(stage, name, facts, job, experiment.compute.threads_per_worker)]
 
 
 def _training_here(experiment: Experiment, stage: str) -> Facts:
@@ -166,6 +169,8 @@ def _evidence(found: Facts, name: str, facts: Facts) -> Evidence:
         return Evidence("its later passes need the earlier ones")
     device = "gpu" if found.get("device", "cpu") != "cpu" else "cpu"
     on = ", ".join(str(word) for word in (found.get("host"), found.get("device_name", found.get("device"))) if word)
+    if "load" in found:
+        on += f", when its load was already {found['load']:.1f}"
     rates = {number: {"one": found[peak] * 2**20} for number, peak in PEAKS.items() if found.get(peak) is not None}
     if "it_per_s" in found:
         rates["seconds"] = {"iterations": 1 / found["it_per_s"]}
@@ -185,13 +190,15 @@ def machines() -> Sequence[Facts]:
     return found
 
 
-def _machines(stage: str, name: str, facts: Facts, job: Job) -> Iterator[Evidence]:
+def _machines(stage: str, name: str, facts: Facts, job: Job, threads: int) -> Iterator[Evidence]:
     """Yield the rows of the shipped table for a pass; of GPUs only the one whose type the jobs ask for, if they do."""
     key = f"{stage}.{name}" if name and stage != "predict" else stage
     if stage in TRAININGS:
         key = "training.acrlsd" if facts.get("kind") == "acrlsd" else "training"
     for machine in machines():
         rates = dict(machine["stages"].get(key, {}))
+        if stage == "predict" and machine["device"] == "cpu":  # each thread computes a tile
+            rates["seconds"] = {unit: rate / threads for unit, rate in rates["seconds"].items()}
         at_least, other = rates.pop("at_least", ""), job.gpu_type.lower() not in machine["name"].lower()
         if rates and machine["device"] == "gpu" and other:
             yield Evidence(f"the table of machines has no {job.gpu_type}")
@@ -212,14 +219,14 @@ def gpu_lines(experiment: Experiment) -> Iterator[str]:
 
 def measure(experiment: Experiment, stage: str, ask: Ask) -> Facts:
     """Measure a block or some steps of a stage in a temporary folder; {"not known": why} if it cannot run yet."""
-    root = experiment.layout.root
+    root, (load, *_) = experiment.layout.root, os.getloadavg()
     with storage_errors(root), tempfile.TemporaryDirectory(prefix=".measure-", dir=root) as folder:
         try:
             answer = ask(stage, [*stage_arguments("measure", experiment), "--into", str(Path(folder) / stage)])
         except StageError as error:
             answer = error.as_dict()
     if "exit_code" not in answer:
-        return dict(answer)
+        return {**answer, **({"load": load} if load >= LOADED else {})}
     if answer["exit_code"] == MissingInput.exit_code:  # it will be made by the chain
         return {"not known": f"nothing can be measured yet: {answer['what']}"}
     fix = f" ({answer['fix']})" if answer.get("fix") else ""

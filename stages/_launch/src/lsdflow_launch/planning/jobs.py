@@ -17,13 +17,15 @@ _GPU_RESOURCES = re.compile(r"(^|,)(gpu|shard|mps)\b")
 class Job:
     """The jobs that compute a stage, `count` at a time. None: no limit, or not known.
 
-    device: where their networks run, "cpu" or "gpu". gpus: of each job. gpu_type: as SLURM names it. time_limit_s: for
-    a block. stage_limit_s: for the whole stage with all its restarts; its coordinator has `coordinator_cores`.
+    processes: that share the cores of a job. device: where their networks run, "cpu" or "gpu". gpus: of each job.
+    gpu_type: as SLURM names it. time_limit_s: for a block. stage_limit_s: for the whole stage with all its restarts;
+    its coordinator has `coordinator_cores`.
     """
 
     partition: str = "this machine"
     count: int = 1
     cores: int = 1
+    processes: int = 1
     device: str = "cpu"
     gpus: int = 0
     gpu_type: str = ""
@@ -37,12 +39,16 @@ def local_job(experiment: Experiment, stage: str, facts: Mapping[str, Any], work
     """Return the workers of a stage with the plan `facts` on this machine; workers: of a stage with blocks."""
     compute, on_gpu = experiment.compute, str(facts.get("device", "")).startswith("cuda")
     device = "gpu" if on_gpu else "cpu"
-    if stage in BLOCK_STAGES:
-        count = workers or (1 if compute.runner == "serial" else compute.workers)
+    if stage in BLOCK_STAGES or stage == "prepare":
+        count = workers or _processes(experiment)
         count = min(count, int(facts.get("gpus", 1))) if on_gpu else count  # a GPU has one worker
         return Job(count=count, cores=compute.threads_per_worker, device=device, gpus=int(on_gpu))
     processes = int(facts.get("processes") or 1)
     return Job(cores=int(facts.get("workers") or 0) + processes, device=device, gpus=processes if on_gpu else 0)
+
+
+def _processes(experiment: Experiment) -> int:
+    return 1 if experiment.compute.runner == "serial" else experiment.compute.workers
 
 
 def slurm_job(experiment: Experiment, stage: str, workers: int = 0) -> Job:
@@ -58,10 +64,12 @@ def slurm_job(experiment: Experiment, stage: str, workers: int = 0) -> Job:
     on_gpu = stage in GPU_STAGES and (device.startswith("cuda") or (device == "auto" and may_have_gpus))
     wanted = int(settings.get(f"{own}_WORKERS", 1))
     at_once = min(wanted, int(settings.get(f"{own}_WORKERS_AT_ONCE", wanted)))
+    cores = int(settings[f"{job}_CPUS"]) * int(nodes or 1)
     return Job(
         partition=partition or "default",
         count=(workers if blocks else 0) or at_once,
-        cores=int(settings[f"{job}_CPUS"]) * int(nodes or 1),
+        cores=cores,
+        processes=min(_processes(experiment), cores) if stage == "prepare" else 1,
         device="gpu" if on_gpu else "cpu",
         gpus=sum(int(words[-1]) if words and words[-1].isdigit() else 1 for words in gpus) * int(nodes or 1),
         gpu_type=next((words[0] for words in gpus if words and not words[0].isdigit()), ""),

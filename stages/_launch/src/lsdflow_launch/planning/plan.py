@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from lsdflow_command.machine import available_cores
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import BLOCK_STAGES, TRAININGS, Experiment
 from lsdflow_contract.files import read_toml
@@ -30,9 +31,11 @@ from lsdflow_launch.planning import evidence as known
 from lsdflow_launch.planning.evidence import RSS, VRAM, Evidence, Facts, Quantity, first_known, total
 from lsdflow_launch.planning.jobs import Job, local_job, slurm_job
 
-FIXED, TOTAL, DISK = "fixed", "total", "disk"
+RESULTS, DISK, HERE = "results", "disk", "this machine"
 LEFT = ("cpu_hours", "gpu_hours", "walltime_s", "bytes_written", "files")
 CHUNK_VOX = 64
+# prepare computes fewer blocks of a volume in one process.
+BLOCKS_FOR_WORKERS = 8
 Price = Annotated[float | None, Field(ge=0)]
 
 
@@ -70,6 +73,7 @@ def estimate(
         return [first_known(evidence[name], number, one, job) for name, one in units.items()]
 
     whole, blocks = next(iter(units.values())), sum(one.get("blocks", 0) for one in units.values())
+    alone: list[Quantity] = []
     planned = {"blocks": blocks, "voxels": whole.get("voxels"), "iterations": whole.get("iterations")}
     numbers = {name: Quantity(amount, f"{stage} plan") for name, amount in planned.items() if amount}
     seconds, minutes = total(of_passes("seconds")), facts.get("max_minutes")
@@ -79,12 +83,13 @@ def estimate(
     numbers |= {number: total(of_passes(number)) for number in ("bytes_written", "files")}
     numbers |= {number: max(of_passes(number), key=lambda q: q.value or 0) for number in (RSS, VRAM)}
     if blocks:
-        at_a_time = min(job.count, max(one["blocks"] for one in units.values()))
-        parts = (seconds.times(1 / at_a_time), of_passes("outside")[0])
-        numbers["walltime_s"] = total(parts) if seconds.value is not None else seconds
+        at_a_time = min(job.count * job.processes, max(one["blocks"] for one in units.values()))
+        outside = of_passes("outside")[0]
+        numbers["walltime_s"] = total((seconds.times(1 / at_a_time), outside)) if seconds.value is not None else seconds
+        # The one process that does the rest; on a cluster it also waits for the workers.
+        alone = [numbers["walltime_s"].times(job.coordinator_cores) if job.coordinator_cores else outside]
         numbers |= {"seconds_per_block": seconds.times(1 / blocks), "bytes_read": total(of_passes("bytes_read"))}
-    coordinator = [numbers["walltime_s"].times(job.coordinator_cores)] if job.coordinator_cores else []
-    numbers["cpu_hours"] = total([seconds.times(job.cores), *coordinator]).times(1 / 3600)
+    numbers["cpu_hours"] = total([seconds.times(job.cores / job.processes), *alone]).times(1 / 3600)
     if job.device == "cpu" and not job.gpus:
         numbers |= dict.fromkeys((VRAM, "gpu_hours"), Quantity(0, "no GPU is used"))
     else:
@@ -104,7 +109,9 @@ def units_of(stage: str, facts: Facts) -> dict[str, Facts]:
         expected = sum(v["bytes_expected"] for v in volumes)
         done = sum(v["bytes_expected"] for v in volumes if v.get("done"))
         voxels, chunks = sum(math.prod(v["shape_vox"]) for v in volumes), sum(map(_chunks, volumes))
-        return {"": {"bytes_expected": expected, "voxels": voxels, "chunks": chunks, "all": expected, "done": done}}
+        many = sum(n for volume in volumes if (n := volume.get("blocks", 0)) >= BLOCKS_FOR_WORKERS)
+        amounts = {"bytes_expected": expected, "voxels": voxels, "chunks": chunks, **({"blocks": many} if many else {})}
+        return {"": {**amounts, "one": 1, "all": expected, "done": done}}
     if "max_iteration" in facts:
         wanted = facts["max_iteration"] or 0
         work = wanted * facts.get("multiply_adds", 0) / int(facts.get("processes") or 1)
@@ -126,13 +133,39 @@ def _chunks(volume: Facts) -> int:
     return chunks * (3 if volume.get("labelled") else 1)
 
 
+class Machine(StrictModel):
+    """A type of machine that is paid as a whole: its cores and GPUs, and its price for an hour."""
+
+    type: str
+    cores: int = Field(ge=1)
+    gpus: int = Field(default=0, ge=0)
+    hour: float = Field(ge=0)
+
+    def count(self, job: Job) -> int:
+        """Return how many of these machines such jobs fill."""
+        return math.ceil(job.count * max(job.cores / self.cores, job.gpus / self.gpus if self.gpus else 0))
+
+    def hours(self, cpu_hours: Quantity, gpu_hours: Quantity) -> Quantity:
+        """Return the hours of full machines: those of its cores or of its GPUs, whichever are more."""
+        shares = (cpu_hours.times(1 / self.cores), gpu_hours.times(1 / self.gpus) if self.gpus else gpu_hours)
+        partly = any(share.value is None or share.at_least for share in shares)
+        known = [share.value for share in shares if share.value is not None]
+        if (partly and not any(known)) or (gpu_hours.value and not self.gpus):
+            return Quantity(None, "its hours of GPUs are not known" if self.gpus else f"a {self.type} has no GPU")
+        return Quantity(max(known), cpu_hours.source, partly)
+
+
 class Offer(StrictModel):
-    """Prices of a core and of a GPU for an hour, of 10^9 bytes for a month, and of a month whatever is computed."""
+    """Prices of a core and of a GPU for an hour, of 10^9 bytes for a month, and of a month whatever is computed.
+
+    machines: partition of the jobs (or "this machine") -> what is paid there instead of cores and GPUs.
+    """
 
     cpu_hour: Price = None
     gpu_hour: Price = None
     gb_month: Price = None
-    fixed_month: float = Field(default=0.0, ge=0)
+    fixed_month: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
+    machines: dict[str, Machine] = Field(default={})
 
 
 class Prices(StrictModel):
@@ -156,20 +189,42 @@ def read_prices(experiment: Experiment, named: Path | None) -> Prices | None:
     return None
 
 
-def costs_of(prices: Prices, estimates: Mapping[str, StageEstimate]) -> dict[str, dict[str, Quantity]]:
-    """Return by offer the cost of each stage (hours that are left, months of all its bytes), the fixed one, and all."""
-    months, found = prices.months_kept, {}
-    for name, offer in prices.offers.items():
-        parts = {stage: _cost_of(offer, months, estimated) for stage, estimated in estimates.items()}
-        parts[FIXED] = Quantity(offer.fixed_month * months, f"{months:g} months")
-        found[name] = {**parts, TOTAL: total(parts.values())}
-    return found
+@dataclass(frozen=True)
+class Cost:
+    """What is left costs with an offer: the hours of each stage, each thing that is paid by the month, and their sum.
+
+    machines: of each stage whose partition has machines in the offer, how many of which type, and their hours.
+    """
+
+    stages: Mapping[str, Quantity]
+    monthly: Mapping[str, Quantity]
+    total: Quantity
+    machines: Mapping[str, tuple[int, str, Quantity]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the cost as stored in plan.json."""
+        parts = {"stages": self.stages, "monthly": self.monthly}
+        named = {stage: {"count": n, "type": kind, "hours": q.value} for stage, (n, kind, q) in self.machines.items()}
+        found = {name: {what: q.as_dict() for what, q in part.items()} for name, part in parts.items()}
+        return {**found, "total": self.total.as_dict(), "machines": named}
 
 
-def _cost_of(offer: Offer, months: float, estimated: StageEstimate) -> Quantity:
-    gb_months = estimated["bytes_written"].times(months / 1e9)
-    amounts = ((estimated.left("cpu_hours"), offer.cpu_hour), (estimated.left("gpu_hours"), offer.gpu_hour))
-    return total(_priced(amount, price) for amount, price in (*amounts, (gb_months, offer.gb_month)))
+def cost_of(offer: Offer, months_kept: float, estimates: Mapping[str, StageEstimate], jobs: Mapping[str, Job]) -> Cost:
+    """Return what the hours that are left cost, and each month in which all results are kept."""
+    stages, machines = dict[str, Quantity](), dict[str, tuple[int, str, Quantity]]()
+    for stage, estimated in estimates.items():
+        cpu, gpu, job = estimated.left("cpu_hours"), estimated.left("gpu_hours"), jobs[stage]
+        machine = offer.machines.get(job.partition)
+        if machine is None:
+            stages[stage] = total((_priced(cpu, offer.cpu_hour), _priced(gpu, offer.gpu_hour)))
+            continue
+        hours = machine.hours(cpu, gpu)
+        machines[stage], stages[stage] = (machine.count(job), machine.type, hours), _priced(hours, machine.hour)
+    written = total(estimated["bytes_written"] for estimated in estimates.values())
+    fixed = {name: Quantity(price, "a fixed price") for name, price in offer.fixed_month.items()}
+    monthly = {RESULTS: _priced(written.times(1e-9), offer.gb_month), **fixed}
+    everything = (*stages.values(), *(price.times(months_kept) for price in monthly.values()))
+    return Cost(stages, monthly, total(everything), machines)
 
 
 def _priced(amount: Quantity, price: float | None) -> Quantity:
@@ -190,15 +245,15 @@ class PlanWarning:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that `lsdflow plan` reports. facts: the answers of `<stage> plan`. costs: offer -> stage, fixed or total."""
+    """All that `lsdflow plan` reports. facts: the answers of `<stage> plan`. costs: by the name of the offer."""
 
     facts: Mapping[str, Facts]
     estimates: Mapping[str, StageEstimate]
     jobs: Mapping[str, Job]
     disk: FreeSpace
     on_slurm: bool
-    costs: Mapping[str, Mapping[str, Quantity]]
-    currency: str = ""
+    costs: Mapping[str, Cost]
+    prices: Prices | None = None
     warnings: Sequence[PlanWarning] = ()
 
     def left(self, name: str) -> Quantity:
@@ -215,8 +270,8 @@ class Plan:
             "left": {name: self.left(name).as_dict() for name in LEFT},
             **asdict(self.disk),
             "warnings": [asdict(warn) for warn in self.warnings],
-            "cost": {offer: {what: q.as_dict() for what, q in parts.items()} for offer, parts in self.costs.items()},
-            "currency": self.currency,
+            "cost": {offer: cost.as_dict() for offer, cost in self.costs.items()},
+            "currency": self.prices.currency if self.prices else "",
         }
 
 
@@ -248,9 +303,13 @@ def make_plan(
         names = units_of(stage, wanted)
         evidence = {name: known.evidence_of(experiment, stage, name, here[stage], found, job) for name in names}
         finished = known.is_finished(experiment, stage) and (volume_shape is None or stage in TRAININGS)
-        estimates[stage] = estimate(stage, wanted, evidence, job, finished=finished)
-    costs, currency = (costs_of(prices, estimates), prices.currency) if prices else ({}, "")
-    plan = Plan(facts, estimates, jobs, free_space(experiment.layout.root), on_slurm, costs, currency)
+        found_of_stage = estimate(stage, wanted, evidence, job, finished=finished)
+        times = [e.left("walltime_s") for e in (*estimates.values(), found_of_stage) if e.share_left]
+        ends = {"ends_s": total(times)} if times else {}
+        estimates[stage] = replace(found_of_stage, numbers={**found_of_stage.numbers, **ends})
+    offers, months = (prices.offers, prices.months_kept) if prices else ({}, 0.0)
+    costs = {name: cost_of(offer, months, estimates, jobs) for name, offer in offers.items()}
+    plan = Plan(facts, estimates, jobs, free_space(experiment.layout.root), on_slurm, costs, prices)
     timeout_s = experiment.compute.block_timeout_s
     return replace(plan, warnings=[*_disk_warnings(plan), *_limit_warnings(plan, timeout_s)])
 
@@ -270,6 +329,9 @@ def _limit_warnings(plan: Plan, block_timeout_s: float) -> Iterator[PlanWarning]
     """Yield a warning for each limit of blocks and jobs that the rest of the run would exceed."""
     for stage, estimated in plan.estimates.items():
         job, of_jobs = plan.jobs[stage], f"cluster.{stage}.{'worker_' if stage in BLOCK_STAGES else ''}"
+        if job.partition == HERE and estimated.share_left and job.count * job.cores > available_cores():
+            what = f"its workers use {job.count * job.cores} cores, this machine has {available_cores()}"
+            yield PlanWarning(stage, what, "its time holds for a machine that has them; else use fewer workers")
         block, work = estimated["seconds_per_block"], estimated.left("walltime_s")
         for what, needed, limit, text, key in (
             ("a block", block, block_timeout_s, duration, "compute.block_timeout_s"),

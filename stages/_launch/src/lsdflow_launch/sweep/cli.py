@@ -18,6 +18,7 @@ from lsdflow_launch.commands import ask_stage, run_stage
 from lsdflow_launch.images.container import ContainerOptions
 from lsdflow_launch.options import Debug, Engine, Images, Json, Network
 from lsdflow_launch.output import next_line, print_answer, size, stdout_for_json
+from lsdflow_launch.planning.plan import make_plan
 from lsdflow_launch.sweep.check import require_fresh_base, require_valid
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, planned, write_folders
@@ -51,7 +52,7 @@ def plan(
         require_valid(sweep, ask_stage)
         root = folder or sweep.default_folder
         found = SweepFolder(root.resolve(), planned(sweep, root))
-        facts = estimate(found, parts)
+        facts = estimate(found, parts, make_plan(sweep.base, ask_stage).estimates)
         lines = [f"{run.number:>5}  {found.run_folder(run)}" for run in found.plan.runs]
         text = "\n".join([*lines, f"{len(lines)} runs", *_estimate_lines(facts, parts)])
         print_answer({**facts, "runs": [run.model_dump() for run in found.plan.runs]}, text, as_json)
@@ -168,9 +169,13 @@ def _estimate_lines(facts: dict[str, Any], parts: int) -> list[str]:
     lines = [f"to be made: {stages or 'nothing'}"]
     if facts["seconds_once"]:
         slowest = f", {facts['hours_left_of_slowest_part']} of the slowest of {parts} servers" if parts > 1 else ""
-        lines.append(f"hours left: {facts['hours_left']}{slowest} (as finished runs took)")
+        lines.append(
+            f"hours left: {facts['hours_left']}{slowest} (as finished runs took, else as lsdflow plan says of the base)"
+        )
     if facts["not_known"]:
-        lines.append(f"time not known yet, no run has finished them: {', '.join(facts['not_known'])}")
+        lines.append(f"time not known: {', '.join(facts['not_known'])}")
     if facts["bytes_left"] is not None:
         lines.append(f"disk: about {size(facts['bytes_left'])} more")
+    if facts["gpu_bytes"]:
+        lines.append(f"memory of a GPU: {size(facts['gpu_bytes'])}, with the settings of the base")
     return lines

@@ -22,6 +22,8 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import read_sealed
 from lsdflow_launch.chain import LAST, STOPPED
 from lsdflow_launch.disk import disk_use
+from lsdflow_launch.planning.evidence import VRAM, total
+from lsdflow_launch.planning.plan import StageEstimate
 from lsdflow_launch.status import newest_run, outcome_of
 from lsdflow_launch.sweep.folder import SweepFolder, SweepPlan, open_stages
 from lsdflow_launch.sweep.grid import Run, part_of
@@ -219,15 +221,21 @@ def _same(a: Mapping[str, float], b: Mapping[str, float]) -> bool:
     return a.keys() == b.keys() and all(math.isclose(a[name], b[name], rel_tol=1e-9) for name in a)
 
 
-def estimate(sweep: SweepFolder, parts: int) -> dict[str, Any]:
+def estimate(sweep: SweepFolder, parts: int, plan: Mapping[str, StageEstimate] | None = None) -> dict[str, Any]:
     """Return the estimate for `parts` servers: runs of each stage, seconds of one, hours left, bytes.
 
-    hours_left: of all servers together; hours_left_of_slowest_part: of the slowest one. `not_known` lists the stages
-    without a finished run.
+    plan: estimates of the base, for what no finished run says. hours_left: of all servers together;
+    hours_left_of_slowest_part: of the slowest one. `not_known` lists the stages without a time. gpu_bytes: memory of a
+    GPU that the stages of the base need, None if it is not known.
     """
     rows = merged([sweep]).rows
     seconds, times = _seconds_of_stages(sweep, rows), _stages_left(sweep, sweep.plan.runs)
     finished = [sweep.run_folder(row.run) for row in rows if row.status == "done"]
+    ahead = {stage: plan[stage] for stage in times if plan and stage in plan}
+    planned = {stage: found["walltime_s"].value for stage, found in ahead.items()}
+    seconds = {stage: value for stage, value in planned.items() if value is not None} | seconds
+    on_disk = total(found["bytes_written"].times(times[stage]) for stage, found in ahead.items()).value
+    memory = [value for found in ahead.values() if (value := found[VRAM].value) is not None]
 
     def hours(counts: Mapping[str, int]) -> float:
         """Return the hours of these stages, as far as their time is known."""
@@ -240,7 +248,8 @@ def estimate(sweep: SweepFolder, parts: int) -> dict[str, Any]:
         "hours_left": hours(times),
         "hours_left_of_slowest_part": max(hours(_stages_left(sweep, runs)) for runs in of_parts),
         "not_known": [stage for stage in times if stage not in seconds],
-        "bytes_left": disk_use(finished[:1]).size_bytes * (len(rows) - len(finished)) if finished else None,
+        "bytes_left": disk_use(finished[:1]).size_bytes * (len(rows) - len(finished)) if finished else on_disk,
+        "gpu_bytes": max(memory, default=None),
     }
 
 
