@@ -191,7 +191,7 @@ def read_prices(experiment: Experiment, named: Path | None) -> Prices | None:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the rest of a run costs with an offer: the hours of each stage, each thing that is paid by the month, and their sum.
+    """What the rest of a run costs with an offer: hours of each stage, what is paid by the month, and their sum.
 
     machines: of each stage whose partition has machines in the offer, how many of which type, and their hours.
     """
