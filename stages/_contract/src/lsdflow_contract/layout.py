@@ -31,6 +31,11 @@ class ExperimentLayout:
         return self.root / "plan.json"
 
     @property
+    def scaling(self) -> Path:
+        """The speed of a training with several numbers of processes."""
+        return self.root / "scaling.json"
+
+    @property
     def images_env(self) -> Path:
         """The pinned images."""
         return self.root / "images.env"

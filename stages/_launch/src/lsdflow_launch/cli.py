@@ -28,6 +28,7 @@ from lsdflow_launch.preflight import Scope, show_problems, volumes_of
 from lsdflow_launch.report import add_report_verbs
 from lsdflow_launch.results import add_result_verbs
 from lsdflow_launch.run import FIRST_STEPS, add_run_verb
+from lsdflow_launch.scaling import add_scaling_verb
 from lsdflow_launch.slurm.submit import add_cluster_verbs
 from lsdflow_launch.status import experiment_status, show_status
 from lsdflow_launch.sweep.cli import app as sweep_app
@@ -39,7 +40,7 @@ DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
 VERBS = (
     *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "verify", "repair", "doctor"),
     *("results", "use", "clean"),
-    *("submit", "scale", "cancel", "select-checkpoint", "schema", "sync", "pull", "compose-env", "cite"),
+    *("submit", "scale", "cancel", "select-checkpoint", "scaling", "schema", "sync", "pull", "compose-env", "cite"),
 )
 app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))
 
@@ -143,6 +144,7 @@ add_integrity_verbs(app)
 add_report_verbs(app)
 add_view_verbs(app)
 add_plan_verb(app)
+add_scaling_verb(app)
 add_run_verb(app)
 add_start_verbs(app)
 _ORDER = {verb: position for position, verb in enumerate(VERBS)}

@@ -6,8 +6,8 @@ the address of the first), and store there why they ended. All of them end soon 
 Jobs of torchrun and of srun need none of this (ranks.py). `processes = N` does not use torchrun: its store listens on
 all interfaces, and it reports a failed process by a traceback instead of one message and an exit code.
 
-Each is `python -m lsdflow_training.processes.launch STAGE EXPERIMENT ...`: it runs the stage as its command does, but
-stores its error for the process that started it, which reports it once.
+Each is `python -m lsdflow_training.processes.launch STAGE EXPERIMENT ...`: it runs the stage as its command does (with
+--into=FOLDER: measures some steps in it), but stores its error for the process that started it, which reports it once.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ LOG = logging.getLogger("lsdflow.training")
 POLL_SECONDS = 0.1
 # How long the others may take to notice that one has ended, before they are killed.
 GRACE_SECONDS = 30.0
+INTO = "--into="
 AGAIN = "run the same command again to resume from the last checkpoint"
 
 
-def run_local_processes(experiment: Experiment, stage: str, distribution: Distribution, node: Ranks) -> None:
+def run_local_processes(
+    experiment: Experiment, stage: str, distribution: Distribution, node: Ranks, into: Path | None = None
+) -> None:
     """Run the stage in distribution.processes processes on this node and wait for them.
 
-    node: rank of this node and number of nodes (rank, world_size).  Raises the error of a process that failed, and
-    Interrupted (75) after a signal to this process or to one of them.
+    node: rank of this node and number of nodes (rank, world_size).  into: measure some steps in this folder instead.
+    Raises the error of a process that failed, and Interrupted (75) after a signal to this process or to one of them.
     """
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
@@ -62,7 +65,8 @@ def run_local_processes(experiment: Experiment, stage: str, distribution: Distri
         served, port = serve(address, node.port, distribution.peer_timeout_s)
         store = PrefixStore(node.attempt, served)
         node = replace(node, address=address, port=port)
-    arguments = [stage, str(experiment.path), *experiment.overrides]
+    measured = [] if into is None else [f"{INTO}{into}"]
+    arguments = [stage, str(experiment.path), *measured, *experiment.overrides]
     ranks = [of_local_process(node, distribution.processes, number) for number in range(distribution.processes)]
     LOG.info("%d processes on this node, %d in all", distribution.processes, ranks[0].world_size)
     processes: list[subprocess.Popen[bytes]] = []
@@ -160,6 +164,10 @@ def main(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str], counts: bool) -> None:
     """Run the stage. counts: this process counts iterations, so it exports the metrics."""
     stage, path, *overrides = arguments
+    if overrides and overrides[0].startswith(INTO):
+        into = Path(overrides.pop(0).removeprefix(INTO))
+        load_stage(stage).measure(load_experiment(Path(path), overrides), into)
+        return
     experiment = load_experiment(Path(path), overrides)
     form_log_lines(experiment.compute.log_format, stage)
     with monitored(stage, experiment, run_pid=os.getppid()) if counts else nullcontext():
