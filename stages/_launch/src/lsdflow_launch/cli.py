@@ -16,6 +16,7 @@ from lsdflow_command.completion import experiment_folders
 from lsdflow_command.console import start_logging
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
+from lsdflow_launch.boxes import add_box_verbs
 from lsdflow_launch.checkpoint_selection.selection import add_selection_verb
 from lsdflow_launch.images.compose_env import write_compose_env
 from lsdflow_launch.images.pull import add_pull_verb
@@ -39,7 +40,7 @@ DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
 # The order in `--help`: what a new user needs comes first.
 VERBS = (
     *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "verify", "repair", "doctor"),
-    *("results", "use", "clean"),
+    *("results", "use", "clean", "cut", "add-labels"),
     *("submit", "scale", "cancel", "select-checkpoint", "scaling", "schema", "sync", "pull", "compose-env", "cite"),
 )
 app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))
@@ -140,6 +141,7 @@ add_pull_verb(app)
 add_sync_verb(app)
 add_selection_verb(app)
 add_result_verbs(app)
+add_box_verbs(app)
 add_integrity_verbs(app)
 add_report_verbs(app)
 add_view_verbs(app)

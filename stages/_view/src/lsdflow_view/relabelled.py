@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.lut import KnownLut, Lut, read_lut
+from lsdflow_runtime.formats.ngff import VERSION
 from lsdflow_runtime.io.volumes import Volume
-from lsdflow_view.export.ngff import VERSION, multiscale_of, open_levels
+from lsdflow_view.export.ngff import multiscale_of, open_levels
 
 UInt64s = NDArray[np.uint64]
 

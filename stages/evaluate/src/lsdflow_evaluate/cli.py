@@ -1,8 +1,11 @@
-"""The command `evaluate`: the verbs of every stage, and `report`, which writes the page and counts nothing."""
+"""The command `evaluate`: the verbs of every stage; `report` writes the page and counts nothing; `cut-boxes` and
+`take-boxes` are for `lsdflow cut` and `lsdflow add-labels`.
+"""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +23,7 @@ from lsdflow_evaluate.config import EvaluateConfig
 
 SUMMARY = "Score the segmentation against ground truth, and write the report of the experiment."
 app = stage_app(StageCommand("evaluate", EvaluateConfig, SUMMARY))
+To = Annotated[Path, typer.Option(help="folder to write into")]
 Refresh = Annotated[int | None, typer.Option(min=1, help="browsers reload the page after this many seconds")]
 
 
@@ -41,6 +45,41 @@ def report(
             raise errors[0]
         if json_:
             typer.echo(json.dumps({"report": str(opened.layout.report / "index.html")}))
+
+
+@app.command("cut-boxes", help="Write boxes for people to correct; used by `lsdflow cut`.")
+def cut(
+    experiment: ExperimentOption,
+    at: Annotated[str, typer.Option(help='worst:1..5, z,y,x in nm, or "z, y, x vox"')],
+    size: Annotated[tuple[int, int, int], typer.Option(help="of a box, z y x, in voxels")],
+    to: To,
+    override: SetOption = None,
+    json_: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Print where the boxes are."""
+    with opened_experiment(experiment, override, debug, json_) as opened:
+        from lsdflow_evaluate.boxes import cut_boxes
+
+        typer.echo(json.dumps({"boxes": cut_boxes(opened, at, size, to)}))
+
+
+@app.command(
+    "take-boxes", help="Check corrected boxes and write them as training volumes; used by `lsdflow add-labels`."
+)
+def take(
+    experiment: ExperimentOption,
+    boxes: Annotated[list[Path], typer.Argument(help="folders of boxes, or the corrected labels in them")],
+    to: To,
+    override: SetOption = None,
+    json_: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Print the names of the volumes, and how much of each is labelled."""
+    with opened_experiment(experiment, override, debug, json_) as opened:
+        from lsdflow_evaluate.boxes import take_boxes
+
+        typer.echo(json.dumps({"volumes": take_boxes(opened, boxes, to)}))
 
 
 def main() -> None:

@@ -92,7 +92,7 @@ def draft_experiment(
     ConfigError (78) for a malformed override or an unknown table, key or word; and the errors of `inspect_volumes`.
     """
     layout = ExperimentLayout(start.root)
-    _refuse_experiment(layout)
+    refuse_experiment(layout)
     named = [path for path in (*start.train, start.volume, start.labels, start.truth) if path is not None]
     sources = [container_and_dataset(path)[0] for path in named]
     stages = STAGES if start.training_volumes else stages_here()
@@ -104,7 +104,7 @@ def draft_experiment(
         partial(refuse_folder_in_volume, start.root, sources),
         partial(_refuse_wrong_numbers, start),
         *(partial(_refuse_unknown_word, schema, option, getattr(start, option)) for option in OWN_OPTIONS),
-        *(partial(_read_override, override, schemas, overrides) for override in start.overrides),
+        *(partial(read_override, override, schemas, overrides) for override in start.overrides),
     ]
     if problems := problems_of(checks):
         raise together(problems)
@@ -152,7 +152,7 @@ def _write(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def _refuse_experiment(layout: ExperimentLayout) -> None:
+def refuse_experiment(layout: ExperimentLayout) -> None:
     if layout.experiment_toml.exists():
         fix = f"choose another folder, or continue with this one: lsdflow status {layout.root}"
         raise OutputConflict("the folder already holds an experiment", where=layout.experiment_toml, fix=fix)
@@ -184,7 +184,7 @@ def _refuse_unknown_word(schema: Mapping[str, Any], option: str, word: str | Non
         raise ConfigError(f"no {option} {word!r}", where=f"--{option}", fix=did_you_mean(word, words))
 
 
-def _read_override(override: str, schemas: Mapping[str, dict[str, Any]], found: list[tuple[list[str], Any]]) -> None:
+def read_override(override: str, schemas: Mapping[str, dict[str, Any]], found: list[tuple[list[str], Any]]) -> None:
     """Append the keys and the value of an override to `found`; raise ConfigError (78) for an unknown table or key."""
     parts, value = _parsed(override, schemas)
     found.append((parts, value))
@@ -214,13 +214,13 @@ def _chosen(start: Start, root: Path | None) -> dict[str, Any]:
     size |= {"expansion_factor": start.expansion_factor} if start.expansion_factor else {}
     training = []
     for number, path in enumerate(start.training_volumes):
-        name = f"{_valid_name(container_and_dataset(path)[0].stem) or 'volume'}-{number}"
+        name = f"{valid_name(container_and_dataset(path)[0].stem) or 'volume'}-{number}"
         training.append({"name": name, **named("raw", path), **named("labels", start.labels), **size})
     profile = start.profile or (start.network.profile if start.network and start.train else DEFAULT_PROFILE)
     network = _network_tables(start, path_of(start.network_folder)) if start.network_folder else {}
     return {
         "experiment": {
-            "name": _valid_name(start.root.resolve().name) or "experiment",
+            "name": valid_name(start.root.resolve().name) or "experiment",
             "mode": start.mode or DEFAULT_MODE,
             "profile": profile,
         },
@@ -236,13 +236,17 @@ def _network_tables(start: Start, folder: str) -> dict[str, Any]:
     """The settings that use a trained network: to predict, or as the weights that a training begins with."""
     if start.network is None or not start.train:
         return {"predict": {"checkpoint": folder}}
+    return {"train-acrlsd": {"initial_weights": folder, **network_shape(start.network.unet)}}
+
+
+def network_shape(unet: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a training that give a network this form."""
     # Flat kernels come from the profile, which has them only with factors of its own.
-    factors = () if start.network.unet.get("kernels_down") else ("downsample_factors",)
-    shape = {name: start.network.unet[name] for name in ("num_fmaps", "fmap_inc_factor", *factors)}
-    return {"train-acrlsd": {"initial_weights": folder, **shape}}
+    factors = () if unet.get("kernels_down") else ("downsample_factors",)
+    return {name: unet[name] for name in ("num_fmaps", "fmap_inc_factor", *factors)}
 
 
-def _valid_name(text: str) -> str:
+def valid_name(text: str) -> str:
     """The nearest valid name to a file name: letters, digits, _ . and -; empty if nothing of it is left."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", plain).strip("_.-")[:LONGEST_NAME]

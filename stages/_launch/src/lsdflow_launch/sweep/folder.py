@@ -43,7 +43,7 @@ PLAN_NAME = "sweep.json"
 # Keys that hold a path in any table. Some may hold a word like "truth" or "best", which is no file.
 PATH_KEYS = {
     *("raw", "labels", "truth", "mask", "mask_file", "skeletons", "checkpoint", "lsd_checkpoint"),
-    *("uri_file", "images", "binds"),
+    *("initial_weights", "uri_file", "images", "binds"),
 }
 WORDS = {"", "auto", "truth", "none", "best", "trained_with"}
 LONGEST_DATABASE = 50
@@ -200,7 +200,7 @@ def open_sweep(root: Path) -> SweepFolder:
 
 def _experiment_text(experiment: Experiment, folder: Path) -> str:
     """Return the text of an experiment file in `folder`, with the tables of an experiment in another folder."""
-    tables = dict(_moved(experiment.tables, experiment.path.parent.resolve(), folder.resolve()))
+    tables = dict(moved_paths(experiment.tables, experiment.path.parent.resolve(), folder.resolve()))
     # Unlike names of runs, names of experiments have no plus sign.
     tables["experiment"] = {**tables.get("experiment", {}), "name": folder.name.replace("+", "-")}
     if experiment.store.engine == "mongo":
@@ -213,12 +213,12 @@ def _experiment_text(experiment: Experiment, folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
-    """Rewrite relative paths from the base's folder so that they are relative to the run's folder."""
+def moved_paths(value: Any, old: Path, new: Path, key: str = "") -> Any:
+    """Rewrite relative paths of the tables of an experiment in `old` so that they are relative to `new`."""
     if isinstance(value, Mapping):
-        return {name: _moved(part, old, new, name) for name, part in value.items()}
+        return {name: moved_paths(part, old, new, name) for name, part in value.items()}
     if isinstance(value, list):
-        return [_moved(part, old, new, key) for part in value]
+        return [moved_paths(part, old, new, key) for part in value]
     if key not in PATH_KEYS or not isinstance(value, str) or value in WORDS or Path(value).is_absolute():
         return value
     # A path that begins with ".." was written for this base; its file may be gone.

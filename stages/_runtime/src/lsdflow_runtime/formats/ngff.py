@@ -1,4 +1,6 @@
-"""OME-NGFF 0.4 (zarr 2) and 0.5 (zarr 3) image metadata: axes, scale levels, physical scale and translation.
+"""OME-NGFF image metadata: 0.4 (zarr 2) and 0.5 (zarr 3) are read, 0.5 is written.
+
+They are axes, scale levels, physical scale and translation.
 
 The position of a level is given by its own transformations followed by those of the whole pyramid. Each is one `scale`
 and then at most one `translation`, both in the units of the axes.
@@ -11,12 +13,20 @@ other translation is used as written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lsdflow_contract.errors import BadData
+from lsdflow_contract.files import write_json
 from lsdflow_contract.geometry import Nm3
 from lsdflow_runtime.formats.attributes import LETTER_OF, SPACE, nm_per, spatial
 from lsdflow_runtime.formats.claims import GeometryClaim, agree, to_nm3
+
+VERSION = "0.5"
+_METHODS = {
+    "image": ("mean", "mean of 2 voxels per axis of the level before, rounded to the nearest, halves up"),
+    "labels": ("mode", "most frequent label of 2 voxels per axis of the level before; of equals the lowest"),
+}
 
 
 class Level(NamedTuple):
@@ -115,3 +125,39 @@ def _corner(shift: Nm3, size: Nm3, finer: Sequence[Level]) -> Nm3:
     first, base = finer[0].offset_nm, finer[0].voxel_size_nm
     centred = to_nm3([o + (s - b) / 2 for o, s, b in zip(first, size, base, strict=True)], "level", "translation")
     return first if agree(shift, centred, base) else shift
+
+
+def image_metadata(name: str, kind: str, levels: Sequence[tuple[Nm3, Nm3]], channels: int = 0) -> dict[str, Any]:
+    """The `ome` block of an image or of one label image; `levels`: voxel size and translation of each, nm."""
+    leading = [1.0] if channels else []
+    axes = [{"name": axis, "type": "space", "unit": "nanometer"} for axis in "zyx"]
+    datasets = [
+        {
+            "path": str(number),
+            "coordinateTransformations": [
+                {"type": "scale", "scale": [*leading, *size]},
+                {"type": "translation", "translation": [*(0.0 for _ in leading), *translation]},
+            ],
+        }
+        for number, (size, translation) in enumerate(levels)
+    ]
+    method, description = _METHODS[kind]
+    multiscale = {
+        "name": name,
+        "axes": [*([{"name": "c", "type": "channel"}] if channels else []), *axes],
+        "datasets": datasets,
+        "type": method,
+        "metadata": {"description": description, "method": "lsdflow-view export ome"},
+    }
+    of_labels = {"image-label": {"source": {"image": "../../"}}} if kind == "labels" else {}
+    return {"version": VERSION, "multiscales": [multiscale], **of_labels}
+
+
+def labels_metadata(names: Sequence[str]) -> dict[str, Any]:
+    """The `ome` block of the group that holds label images."""
+    return {"version": VERSION, "labels": list(names)}
+
+
+def write_group(folder: Path, attributes: Mapping[str, Any]) -> None:
+    """Write a zarr 3 group with these attributes, or replace the attributes of an existing one."""
+    write_json(folder / "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)})

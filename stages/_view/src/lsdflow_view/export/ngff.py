@@ -13,7 +13,7 @@ offset.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,13 +23,13 @@ from typing import Any
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.arrays import ArraySpec
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json, write_json
-from lsdflow_contract.geometry import Geometry
+from lsdflow_contract.files import read_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Writer
 from lsdflow_contract.no_experiment import OME_RECORD
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.formats.folders import json_object
+from lsdflow_runtime.formats.ngff import image_metadata, labels_metadata, write_group
 from lsdflow_runtime.io.volumes import OutputArray, Volume, open_volume
 from lsdflow_view.export.levels import (
     USUAL,
@@ -46,48 +46,7 @@ from lsdflow_view.export.levels import (
 )
 from lsdflow_view.export.passes import ExportPass, PassRunner, ReadBack, Write, close_folder, export_folder, record_keys
 
-VERSION = "0.5"
 PROVENANCE = "lsdflow"
-_METHODS = {
-    "image": ("mean", "mean of 2 voxels per axis of the level before, rounded to the nearest, halves up"),
-    "labels": ("mode", "most frequent label of 2 voxels per axis of the level before; of equals the lowest"),
-}
-
-
-def image_metadata(name: str, kind: str, base: Geometry, levels: Sequence[Level], channels: int) -> dict[str, Any]:
-    """The `ome` block of an image or of one label image."""
-    leading = [1.0] if channels else []
-    axes = [{"name": axis, "type": "space", "unit": "nanometer"} for axis in "zyx"]
-    datasets = [
-        {
-            "path": str(level.number),
-            "coordinateTransformations": [
-                {"type": "scale", "scale": [*leading, *level.voxel_size_nm]},
-                {"type": "translation", "translation": [*(0.0 for _ in leading), *centre_translation_nm(base, level)]},
-            ],
-        }
-        for level in levels
-    ]
-    method, description = _METHODS[kind]
-    multiscale = {
-        "name": name,
-        "axes": [*([{"name": "c", "type": "channel"}] if channels else []), *axes],
-        "datasets": datasets,
-        "type": method,
-        "metadata": {"description": description, "method": "lsdflow-view export ome"},
-    }
-    of_labels = {"image-label": {"source": {"image": "../../"}}} if kind == "labels" else {}
-    return {"version": VERSION, "multiscales": [multiscale], **of_labels}
-
-
-def labels_metadata(names: Sequence[str]) -> dict[str, Any]:
-    """The `ome` block of the group that holds label images."""
-    return {"version": VERSION, "labels": list(names)}
-
-
-def write_group(folder: Path, attributes: Mapping[str, Any]) -> None:
-    """Write a zarr 3 group with these attributes, or replace the attributes of an existing one."""
-    write_json(folder / "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)})
 
 
 def image_folder(out: Path, name: str, kind: str) -> Path:
@@ -249,4 +208,5 @@ def _write_metadata(out: Path, images: list[_Image], keys: dict[str, str]) -> No
 
 def _metadata(image: _Image) -> dict[str, Any]:
     source = image.layer.volume
-    return image_metadata(image.layer.name, image.layer.kind, source.geometry, image.levels, source.channels)
+    levels = [(level.voxel_size_nm, centre_translation_nm(source.geometry, level)) for level in image.levels]
+    return image_metadata(image.layer.name, image.layer.kind, levels, source.channels)

@@ -24,13 +24,15 @@ from lsdflow_metrics.contingency import Contingency, positions_in
 class DoubtfulPlace:
     """A voxel between two parts that are one segment at one threshold and two at the other.
 
-    joined: they are one segment now, and two at `other_threshold`. parts: their ids where they are two.
+    joined: they are one segment now, and two at `other_threshold`. parts: their ids where they are two. bits: what the
+    change costs in the fragments that were searched.
     """
 
     voxel: Vox3
     joined: bool
     parts: tuple[int, int]
     other_threshold: float
+    bits: float = 0.0
 
 
 def doubtful_place(
@@ -70,4 +72,4 @@ def _place_of(
     voxel = vox3(most_central(touch.voxels, touch.voxels.mean(axis=0), voxel_size_nm)[1])
     joined = worst.kind == "merge"
     parts = [p.truth if joined else p.segment for p in (worst.first, worst.second)]
-    return DoubtfulPlace(voxel, joined, (parts[0], parts[1]), threshold)
+    return DoubtfulPlace(voxel, joined, (parts[0], parts[1]), threshold, worst.bits)

@@ -1,4 +1,4 @@
-"""A small box that is worth labelling, where there is no truth: around the most doubtful decision near the middle."""
+"""Boxes that are worth labelling, where there is no truth: around the most doubtful decisions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from lsdflow_evaluate.errors.doubtful_place import DoubtfulPlace, doubtful_place
 from lsdflow_evaluate.inputs import Segmented
 from lsdflow_evaluate.report.data import ToLabel
 from lsdflow_evaluate.scores.counting import vox3
+from lsdflow_runtime.blocks import BlockPlan
 
 # So many voxels of each axis, in the middle of the volume, are searched.
 SEARCHED_VOX = 192
@@ -17,6 +18,8 @@ SEARCHED_VOX = 192
 LABELLED_EDGES, FEWEST_VOX = 64, 16
 # Larger tables of thresholds are not read: the box is then in the middle of the volume.
 MOST_TABLE_BYTES = 1 << 28
+# So many boxes, evenly spread over the volume, are searched for the least certain places.
+MOST_SEARCHED = 64
 
 
 def box_to_label(segmented: Segmented, grid: Geometry) -> ToLabel:
@@ -25,11 +28,25 @@ def box_to_label(segmented: Segmented, grid: Geometry) -> ToLabel:
     middle = middle_of(whole)
     searched = box_around(middle, (SEARCHED_VOX,) * 3, whole)
     place = _place_in(segmented, searched, grid)
-    at = vox3([b + v for b, v in zip(searched.begin_vox, place.voxel, strict=True)]) if place else middle
+    at = _moved(place.voxel, searched.begin_vox) if place else middle
     shortest = min(grid.voxel_size_nm)
     shape = vox3([max(FEWEST_VOX, round(LABELLED_EDGES * shortest / size)) for size in grid.voxel_size_nm])
     box = box_around(at, shape, whole)
     return ToLabel(box, grid.position_nm(box.begin_vox), grid.position_nm(at), place)
+
+
+def least_certain(segmented: Segmented, grid: Geometry, shape: Vox3) -> list[Vox3]:
+    """The most doubtful voxel of each searched box of this shape, the one that changes most first."""
+    blocks = list(BlockPlan(segmented.fragments.box, shape).blocks())
+    found = []
+    for block in blocks[:: -(-len(blocks) // MOST_SEARCHED)]:
+        if place := _place_in(segmented, block.write, grid):
+            found.append((-place.bits, _moved(place.voxel, block.write.begin_vox)))
+    return [voxel for _, voxel in sorted(found)]
+
+
+def _moved(voxel: Vox3, by_vox: Vox3) -> Vox3:
+    return vox3([a + b for a, b in zip(voxel, by_vox, strict=True)])
 
 
 def middle_of(box: Box) -> Vox3:
