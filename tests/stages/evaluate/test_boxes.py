@@ -92,7 +92,7 @@ def test_without_truth_boxes_are_where_a_small_change_of_the_threshold_changes_m
     assert Box(tuple(made["begin_vox"]), SHAPE).contains(Box(places[0], (1, 1, 1)))
 
 
-@pytest.mark.parametrize("at", ["9, 12, 13 vox", "590,126,168", "0.59, 0.126, 0.168 um"])
+@pytest.mark.parametrize("at", ["9, 12, 13 vox", "590,1.26e2,168", "0.59, 0.126, 0.168 um"])
 def test_a_position_is_in_the_middle_of_its_box(finished: Experiment, tmp_path: Path, at: str) -> None:
     (made,) = cut_boxes(finished, at, SHAPE, tmp_path / "boxes")
     middle = [begin + n // 2 for begin, n in zip(made["begin_vox"], SHAPE, strict=True)]

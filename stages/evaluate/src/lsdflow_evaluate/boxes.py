@@ -120,7 +120,7 @@ def _boxes_at(experiment: Experiment, at: str, shape: Vox3, grid: Geometry, whol
 def _voxel_at(at: str, grid: Geometry) -> Vox3:
     """The voxel at a position in the world: `z,y,x` in nm or another unit, or "z, y, x vox" of the target."""
     try:
-        lengths = Lengths.parse(at if re.search("[a-zµ]", at) else f"{at} nm")
+        lengths = Lengths.parse(at if re.search("[a-df-zµ]", at) else f"{at} nm")
     except ValueError as error:
         wanted = 'worst:1..5, z,y,x in nm, or "z, y, x vox"'
         raise UsageError("that is no place", where="--at", wanted=wanted, found=at) from error

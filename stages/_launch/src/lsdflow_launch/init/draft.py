@@ -92,7 +92,7 @@ def draft_experiment(
     ConfigError (78) for a malformed override or an unknown table, key or word; and the errors of `inspect_volumes`.
     """
     layout = ExperimentLayout(start.root)
-    refuse_experiment(layout)
+    _refuse_experiment(layout)
     named = [path for path in (*start.train, start.volume, start.labels, start.truth) if path is not None]
     sources = [container_and_dataset(path)[0] for path in named]
     stages = STAGES if start.training_volumes else stages_here()
@@ -152,7 +152,7 @@ def _write(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def refuse_experiment(layout: ExperimentLayout) -> None:
+def _refuse_experiment(layout: ExperimentLayout) -> None:
     if layout.experiment_toml.exists():
         fix = f"choose another folder, or continue with this one: lsdflow status {layout.root}"
         raise OutputConflict("the folder already holds an experiment", where=layout.experiment_toml, fix=fix)
