@@ -62,7 +62,9 @@ def boxes(segmented: Path) -> list[Path]:
     for made in cut:
         right = truth.read(Box(tuple(made["begin_vox"]), tuple(made["shape_vox"])))
         labels = np.unique(right, return_inverse=True)[1].reshape(right.shape).astype(np.uint16) + (right.min() > 0)
-        tifffile.imwrite(Path(made["folder"]) / "labels.tif", labels.astype(np.uint16), imagej=True)
+        tifffile.imwrite(
+            Path(made["folder"]) / "labels.tif", labels.astype(np.uint16), imagej=True, metadata={"axes": "ZYX"}
+        )
     return [Path(made["folder"]) for made in cut]
 
 

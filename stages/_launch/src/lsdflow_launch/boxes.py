@@ -37,7 +37,7 @@ from lsdflow_launch.init.networks import find_network
 from lsdflow_launch.init.propose import text_of
 from lsdflow_launch.init.template import experiment_schema, experiment_text, merged, table_schemas
 from lsdflow_launch.options import Debug, Folder, Json, Set
-from lsdflow_launch.output import next_line, print_answer
+from lsdflow_launch.output import next_line, print_answer, stdout_for_json
 from lsdflow_launch.preflight import show_problems
 from lsdflow_launch.sweep.folder import moved_paths
 
@@ -126,7 +126,7 @@ def add_labels(experiment: Experiment, boxes: Sequence[Path], root: Path, overri
     layout = ExperimentLayout(root.resolve())
     with removed_on_failure(layout):
         words = ["--experiment", str(experiment.path), "--to", str(layout.root / BOXES)]
-        volumes = asked("evaluate", ["take-boxes", *words, "--", *map(str, boxes)])["volumes"]
+        volumes = asked("evaluate", ["take-boxes", *words, *(str(box.absolute()) for box in boxes)])["volumes"]
         text = experiment_text(schemas, merged(next_tables(experiment, layout.root, volumes), more))
         images = experiment.layout.images_env
         pins = images.read_text(encoding="utf-8") if images.is_file() else images_text(STAGES)
@@ -168,7 +168,8 @@ def add_box_verbs(app: typer.Typer) -> None:
     ) -> None:
         """Make a new experiment that trains on corrected boxes, too, and begins with the present weights."""
         with exit_codes(debug, as_json):
-            volumes = add_labels(load_experiment(folder, []), boxes, to, override or [])
+            with stdout_for_json(as_json):
+                volumes = add_labels(load_experiment(folder, []), boxes, to, override or [])
             lines = [f"{v['name']}: {v['neurons']} neurons, {100 * v['labelled']:.0f} % labelled" for v in volumes]
             step = shlex.join(["lsdflow", "run", str(to)])
             facts = {"volumes": volumes, "wrote": [str(to / "experiment.toml")], "next": step}
