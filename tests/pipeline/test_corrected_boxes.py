@@ -124,7 +124,6 @@ def test_without_overrides_the_new_experiment_is_valid(segmented: Path, boxes: l
         (("add-labels", "DIR", "DIR/nothing", "--to", "NEW"), 66),
         (("add-labels", "DIR", "BOX", "--to", "DIR"), 73),
         (("add-labels", "DIR", "BOX", "--to", "NEW", "--set", "train-acrlsd.no_such=1"), 78),
-        (("add-labels", "DIR", "BOX", "--to", "NEW", "--set", "train-acrlsd.num_fmaps=5"), 76),
     ],
 )
 def test_what_cannot_be_done_is_refused_and_nothing_is_written(
