@@ -29,7 +29,7 @@ SHAPE: Vox3 = (6, 8, 10)
 
 def segmentation_of(experiment: Experiment, box: Box) -> np.ndarray:
     path = read_manifest(experiment.layout, "segment").output_array(experiment.layout, "segmentation")
-    return open_volume(*path, target_grid(experiment)).read(box)
+    return open_volume(*path, target_grid(experiment.layout)).read(box)
 
 
 @pytest.fixture
@@ -68,24 +68,24 @@ def test_boxes_are_around_the_worst_errors_and_hold_raw_and_segmentation_of_that
         for name, wanted in (("box.zarr", raw), ("raw.tif", raw)):
             with open_source(folder / name) as source:
                 assert (source.read(source.box) == wanted).all()
-                assert source.geometry().voxel_size_nm == target_grid(finished).voxel_size_nm
+                assert source.geometry().voxel_size_nm == target_grid(finished.layout).voxel_size_nm
         for name in ("box.zarr/labels/segmentation", "labels.tif"):
             with open_source(folder / name) as source:
                 found = np.array(segments_of_labels, np.uint64)[source.read(source.box)]
                 assert (found == segments).all()
         with open_source(folder / "box.zarr" / "labels" / "segmentation") as source:
-            assert source.geometry().offset_nm == target_grid(finished).position_nm(place.begin_vox)
+            assert source.geometry().offset_nm == target_grid(finished.layout).position_nm(place.begin_vox)
 
 
 def test_two_errors_in_one_box_give_one_box(finished: Experiment, tmp_path: Path) -> None:
     boxes = cut_boxes(finished, "worst:1..20", (100, 100, 100), tmp_path / "boxes")
-    assert [made["shape_vox"] for made in boxes] == [target_grid(finished).shape_vox], "the whole volume"
+    assert [made["shape_vox"] for made in boxes] == [target_grid(finished.layout).shape_vox], "the whole volume"
 
 
 def test_without_truth_boxes_are_where_a_small_change_of_the_threshold_changes_most(
     finished_without_truth: Experiment, tmp_path: Path
 ) -> None:
-    experiment, grid = finished_without_truth, target_grid(finished_without_truth)
+    experiment, grid = finished_without_truth, target_grid(finished_without_truth.layout)
     places = least_certain(open_segmented(experiment, grid), grid, SHAPE)
     assert len(places) > 1
     (made,) = cut_boxes(experiment, "worst:1", SHAPE, tmp_path / "boxes")
@@ -151,7 +151,7 @@ def test_corrected_labels_come_back_as_a_volume_to_train_on(
         volume = open_volume(to / f"{box.name}.zarr", spec.dataset)
         assert (volume.read(volume.box) == wanted).all()
         assert volume.dtype == spec.dtype
-        assert volume.geometry.voxel_offset_from(target_grid(finished), box) == tuple(begin)
+        assert volume.geometry.voxel_offset_from(target_grid(finished.layout), box) == tuple(begin)
 
 
 def not_corrected(box: Path) -> Path:

@@ -77,7 +77,7 @@ def cut_boxes(experiment: Experiment, at: str, shape: Vox3, to: Path) -> list[di
     shape: of a box, voxels; smaller where the volume is. Raises MissingInput (66) before segment has finished,
     UsageError (2) for a position outside, OutputConflict (73), before anything is written, for a box that is there.
     """
-    grid, segment = target_grid(experiment), read_manifest(experiment.layout, "segment")
+    grid, segment = target_grid(experiment.layout), read_manifest(experiment.layout, "segment")
     segmentation = open_volume(*segment.output_array(experiment.layout, "segmentation"), grid)
     raw = open_volume(experiment.layout.target_volume, RAW.dataset)
     if min(shape) < 1 or np.prod(shape) > MOST_VOXELS:
@@ -178,7 +178,7 @@ def take_boxes(experiment: Experiment, given: Sequence[Path], to: Path) -> list[
     given: the folder of a box, or its corrected labels. Raises the errors of `read_corrected`, for all boxes at once
     and before anything is written; ContractMismatch (76) for a box with other voxels than the target of the experiment.
     """
-    size, taken = target_grid(experiment).voxel_size_nm, dict[str, Corrected]()
+    size, taken = target_grid(experiment.layout).voxel_size_nm, dict[str, Corrected]()
 
     def take(path: Path) -> None:
         """Read one box, and require the voxel size of the target and a name of its own."""
