@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -32,7 +33,7 @@ atexit.register(store)
 
 @pytest.mark.proves("DDP-01")
 def test_two_processes_are_started_and_leave_one_training_and_no_thread_of_their_group(
-    training, tmp_path, monkeypatch
+    training, tmp_path, monkeypatch, capfd
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(THREADS_AT_EXIT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -40,6 +41,10 @@ def test_two_processes_are_started_and_leave_one_training_and_no_thread_of_their
         training("two", max_iteration=1, peer_timeout_s=240.0).toml, ["train-acrlsd.processes=2"]
     )
     TrainAcrlsd().run(experiment)
+    assert re.search(
+        r"2 processes on 1 node\(s\) exchange gradients by gloo, at 127\.0\.0\.1:\d+, interface lo",
+        capfd.readouterr().err,
+    )
     # A thread of the group that runs until Python exits can abort a process that has finished its work.
     for rank in (0, 1):
         threads = (tmp_path / f"threads-{rank}").read_text().splitlines()

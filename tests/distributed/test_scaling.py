@@ -17,6 +17,7 @@ from lsdflow_training.processes.ranks import Ranks
 from lsdflow_training.processes.step_times import TimedTrainer
 
 
+@pytest.mark.proves("DDP-26")
 def test_two_processes_are_timed_and_the_experiment_stays_as_it_is(training, tmp_path: Path) -> None:
     toml = training("exp", max_iteration=6).toml
     before = {path: path.read_bytes() for path in toml.parent.rglob("*") if path.is_file()}

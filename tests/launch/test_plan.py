@@ -188,7 +188,7 @@ def test_too_small_a_disk_ends_with_74_only_if_what_is_known_is_too_much(
     assert code_with(1_000_000, files=20)[0] == 74
 
 
-@pytest.mark.proves("EST-02")
+@pytest.mark.proves("EST-02", "EST-01")
 def test_prices_come_from_the_users_file_with_a_line_for_each_stage_and_fixed_costs(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
     finish(experiment, "prepare", seconds=1.0)
@@ -609,6 +609,7 @@ def test_every_stage_has_a_time_on_the_machine_without_a_gpu_of_the_table() -> N
     assert stages == {"prepare", "training", "predict", "watershed", "agglomerate", "segment", "evaluate"}
 
 
+@pytest.mark.proves("EST-03")
 def test_a_phase_ends_when_all_phases_before_it_have_ended(tmp_path: Path) -> None:
     begun = {**WATERSHED, "blocks_done": 4, "taken": TAKEN}
     found = make_plan(make(tmp_path / "a"), answers(begun)).estimates

@@ -67,6 +67,7 @@ def boxes(segmented: Path) -> list[Path]:
     return [Path(made["folder"]) for made in cut]
 
 
+@pytest.mark.proves("NEW-12")
 def test_the_round_trains_on_the_boxes_from_the_present_weights_and_segments_again(
     segmented: Path, boxes: list[Path], tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def test_before_any_run_stages_are_counted_and_nothing_is_guessed(sweep: SweepFo
     }
 
 
+@pytest.mark.proves("SWP-09")
 def test_the_plan_of_the_base_gives_times_disk_and_gpu_memory_before_any_run_has_finished(sweep: SweepFolder) -> None:
     known = {"walltime_s": Quantity(1800.0, ""), "bytes_written": Quantity(10.0, "")}
     plan = {

@@ -239,6 +239,7 @@ def test_a_label_does_not_feel_the_others() -> None:
     assert np.array_equal(local_shape_descriptors(alone, 20.0, (8.0, 8.0, 8.0)), together * (labels == 7))
 
 
+@pytest.mark.proves("NET-02")
 def test_background_is_zero_and_all_values_are_in_0_1() -> None:
     labels = thin_labels((12, 13, 20))
     found = local_shape_descriptors(labels, (100.0, 5.0, 20.0), (8.0, 8.0, 8.0))

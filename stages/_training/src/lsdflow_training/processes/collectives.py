@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -129,6 +130,11 @@ def open_group(ranks: Ranks, device: str, timeout_s: float) -> Iterator[Group]:
     bound = timedelta(seconds=timeout_s)
     of_group = PrefixStore("group", store)
     dist.init_process_group(backend, store=of_group, rank=ranks.rank, world_size=ranks.world_size, timeout=bound)
+    if ranks.rank == 0:
+        name, nodes = "nccl" if "nccl" in backend else "gloo", ranks.world_size // ranks.local_world_size
+        interface = os.environ.get(f"{name.upper()}_SOCKET_IFNAME", "chosen by it")
+        place = f"{ranks.address}:{ranks.port}, interface {interface}"
+        LOG.info("%d processes on %d node(s) exchange gradients by %s, at %s", ranks.world_size, nodes, name, place)
     group = Group(ranks, store)
     try:
         with group.ending_together():
