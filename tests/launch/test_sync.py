@@ -52,8 +52,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "compose.env").write_text("MONGO_PASSWORD=secret\n")
     (folder / "train").mkdir()
     (folder / "train" / "train-lsd").symlink_to("../results/watershed")
+    (folder / "train" / "first").mkdir()
     with (folder / "experiment.toml").open("a") as file:
         file.write('[prepare.target]\nraw = "linked.zarr"\ntruth = "volumes/target.zarr"\nmask = "../mask.zarr"\n')
+        file.write('[train-acrlsd]\ninitial_weights = "train/first"\n')
     return folder
 
 
@@ -216,5 +218,8 @@ def test_no_option_of_ssh_and_no_secret_gets_into_a_command_line(lab: Path) -> N
 
 def test_json_names_what_was_not_copied(lab: Path, tmp_path: Path) -> None:
     facts = json.loads(sync(lab, tmp_path / "there", "--json").stdout)
-    assert list(facts["not_copied"]) == [str(lab.parent / "mask.zarr")]
+    assert {path: why.split(";")[0] for path, why in facts["not_copied"].items()} == {
+        str(lab.parent / "mask.zarr"): "it is outside of the experiment",
+        str(lab / "train" / "first"): "it is a result",
+    }
     assert facts["next"] == f"lsdflow validate {tmp_path / 'there'}"

@@ -183,9 +183,12 @@ def test_a_path_to_a_file_of_the_base_leads_there_from_every_run_also_if_it_is_g
     sweep_file: Write, base: Path
 ) -> None:
     (base / "here.swc").touch()
+    (base / "networks" / "fib-sem").mkdir(parents=True)
     text = (base / "experiment.toml").read_text() + '[evaluate]\nskeletons = "here.swc"\n'
-    (base / "experiment.toml").write_text(text + '[predict]\nmask = "../gone.zarr"\n')
+    text += '[predict]\nmask = "../gone.zarr"\n[train-lsd]\ninitial_weights = "networks/fib-sem"\n'
+    (base / "experiment.toml").write_text(text)
     _, made = prepared(sweep_file("[axes]\n'segment.threshold' = [0.2]\n"))
     found = load_experiment(made.run_folder(made.plan.runs[0]))
     assert found.resolve(found.tables["evaluate"]["skeletons"]) == base / "here.swc"
     assert found.resolve(found.tables["predict"]["mask"]) == base.parent / "gone.zarr"
+    assert found.resolve(found.tables["train-lsd"]["initial_weights"]) == base / "networks" / "fib-sem"

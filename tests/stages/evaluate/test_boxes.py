@@ -18,6 +18,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_evaluate.boxes import cut_boxes, take_boxes
+from lsdflow_evaluate.errors.doubtful_place import DoubtfulPlace
 from lsdflow_evaluate.inputs import open_segmented
 from lsdflow_evaluate.report.to_label import least_certain
 from lsdflow_runtime.formats.detect import open_source
@@ -80,6 +81,33 @@ def test_boxes_are_around_the_worst_errors_and_hold_raw_and_segmentation_of_that
 def test_two_errors_in_one_box_give_one_box(finished: Experiment, tmp_path: Path) -> None:
     boxes = cut_boxes(finished, "worst:1..20", (100, 100, 100), tmp_path / "boxes")
     assert [made["shape_vox"] for made in boxes] == [target_grid(finished.layout).shape_vox], "the whole volume"
+
+
+def test_a_place_that_a_worse_box_shows_gets_no_box(
+    finished: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the second of the three places, which the first box holds: the third place is the second box."""
+    places = [(4, 5, 6), (5, 6, 7), (12, 15, 18)]
+    monkeypatch.setattr("lsdflow_evaluate.boxes._worst", lambda *_: places)
+    boxes = cut_boxes(finished, "worst:1..20", SHAPE, tmp_path / "boxes")
+    for made, place in zip(boxes, (places[0], places[2]), strict=True):
+        assert Box(tuple(made["begin_vox"]), SHAPE).contains(Box(place, (1, 1, 1)))
+
+
+def test_the_least_certain_place_is_the_one_that_changes_most(
+    finished_without_truth: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later boxes of the volume change more here, so the places come in the opposite order."""
+    grid = target_grid(finished_without_truth.layout)
+    bits = iter(range(1, 1000))
+
+    def doubtful(*_: object) -> DoubtfulPlace:
+        return DoubtfulPlace((0, 0, 0), True, (1, 2), 0.5, next(bits))
+
+    monkeypatch.setattr("lsdflow_evaluate.report.to_label._place_in", doubtful)
+    places = least_certain(open_segmented(finished_without_truth, grid), grid, SHAPE)
+    assert len(places) > 1
+    assert places == sorted(places, reverse=True)
 
 
 def test_without_truth_boxes_are_where_a_small_change_of_the_threshold_changes_most(
