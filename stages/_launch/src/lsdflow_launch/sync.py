@@ -5,7 +5,7 @@
     HOST:PATH             another machine, by rsync over ssh; [USER@]HOST, or a name in the configuration of ssh
     anything else         a folder of this machine, such as a mounted share
 
-Nothing is deleted in the target: results are written once, and those of another setting lie in another folder.
+Nothing is deleted in the target: results are written once, and other settings have a folder of their own.
 """
 
 from __future__ import annotations

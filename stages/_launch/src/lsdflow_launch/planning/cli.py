@@ -19,7 +19,7 @@ from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.output import count, duration, hours, money, plain_console, size
 from lsdflow_launch.planning.evidence import Quantity, gpu_lines, machines
-from lsdflow_launch.planning.plan import LEFT, Plan, Prices, make_plan, read_prices
+from lsdflow_launch.planning.plan import LEFT, Plan, make_plan, read_prices
 from lsdflow_launch.slurm.table import MOST_WORKERS
 
 if TYPE_CHECKING:
@@ -167,7 +167,6 @@ def _totals(plan: Plan) -> Iterator[str]:
     spent = f"{text_of(cpu, hours)} of cores, {text_of(gpu, hours)} of GPUs, {text_of(walltime, duration)} of walltime"
     yield f"left: {spent}"
     yield f"left to write: {text_of(plan.left('bytes_written'), size)} of {size(plan.disk.free_bytes)} that are free"
-    prices = plan.prices or Prices(offers={})
     for offer, costs in plan.costs.items():
         rent = [
             f"{n} x {kind} for {stage} ({text_of(time, hours)})" for stage, (n, kind, time) in costs.machines.items()
@@ -175,6 +174,6 @@ def _totals(plan: Plan) -> Iterator[str]:
         yield from [f"machines, {offer}: {', '.join(rent)}"] if rent else []
         monthly = ", ".join(f"{what} {_cost(price)}" for what, price in costs.monthly.items())
         yield f"each month, {offer}: {monthly}"
-        kept = f"{_cost(costs.total)} {prices.currency} with {prices.months_kept:g} months"
+        kept = f"{_cost(costs.total)} {plan.prices.currency} with {plan.prices.months_kept:g} months"
         yield f"cost of what is left, {offer}: {kept}"
     yield from (f"warning: {warn.stage}: {warn.what}; {warn.fix}" for warn in plan.warnings)

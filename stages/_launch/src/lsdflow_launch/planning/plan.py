@@ -253,7 +253,7 @@ class Plan:
     disk: FreeSpace
     on_slurm: bool
     costs: Mapping[str, Cost]
-    prices: Prices | None = None
+    prices: Prices
     warnings: Sequence[PlanWarning] = ()
 
     def left(self, name: str) -> Quantity:
@@ -271,7 +271,7 @@ class Plan:
             **asdict(self.disk),
             "warnings": [asdict(warn) for warn in self.warnings],
             "cost": {offer: cost.as_dict() for offer, cost in self.costs.items()},
-            "currency": self.prices.currency if self.prices else "",
+            "currency": self.prices.currency,
         }
 
 
@@ -307,9 +307,9 @@ def make_plan(
         times = [e.left("walltime_s") for e in (*estimates.values(), found_of_stage) if e.share_left]
         ends = {"ends_s": total(times)} if times else {}
         estimates[stage] = replace(found_of_stage, numbers={**found_of_stage.numbers, **ends})
-    offers, months = (prices.offers, prices.months_kept) if prices else ({}, 0.0)
-    costs = {name: cost_of(offer, months, estimates, jobs) for name, offer in offers.items()}
-    plan = Plan(facts, estimates, jobs, free_space(experiment.layout.root), on_slurm, costs, prices)
+    paid = prices or Prices(offers={})
+    costs = {name: cost_of(offer, paid.months_kept, estimates, jobs) for name, offer in paid.offers.items()}
+    plan = Plan(facts, estimates, jobs, free_space(experiment.layout.root), on_slurm, costs, paid)
     timeout_s = experiment.compute.block_timeout_s
     return replace(plan, warnings=[*_disk_warnings(plan), *_limit_warnings(plan, timeout_s)])
 

@@ -1,9 +1,9 @@
 """Time the steps of one process of a training: how long they take, and how much of that is the exchange of gradients.
 
-DistributedDataParallel itself times each backward pass (with CUDA events on a GPU): the average of the gradients over
-the processes begins when the first of them are known and goes on beside the backward pass. `all_reduce` is all of it,
-`all_reduce_wait` what is left of it when the backward pass has ended. Both include the wait for slower processes.
-Shared weights (FSDP) have no such times.
+DistributedDataParallel itself times each backward pass (with CUDA events on a GPU). The average of the gradients over
+the processes begins with the first gradients, during the backward pass. `all_reduce` is the time of the whole average,
+`all_reduce_wait` the time that it still takes after the backward pass. Both include the wait for slower processes.
+Sharded weights (FSDP) have no such times.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lsdflow_training.failures import memory_errors
 from lsdflow_training.measured import memory_taken, some_steps
 from lsdflow_training.processes.collectives import Group, open_group
 from lsdflow_training.processes.ranks import Ranks
+from lsdflow_training.settings import TrainingSettings
 from lsdflow_training.step import StepResult
 from lsdflow_training.trainer import Trainer
 
@@ -93,14 +94,15 @@ def measure_rank(training: Training, folder: Path, lsd: FrozenLsd | None, ranks:
     if gpus < ranks.local_world_size:
         raise ConfigError("each process needs a GPU", wanted=f"{ranks.local_world_size} GPUs", found=gpus)
     with memory_errors(settings), open_group(ranks, settings.device, settings.distribution.peer_timeout_s) as group:
-        facts = _timed(training, folder, lsd, group)
+        facts = _timed(training, settings, folder, lsd, group)
     write_json(folder / RANK_FILE.format(ranks.rank), facts)
     return facts
 
 
-def _timed(training: Training, folder: Path, lsd: FrozenLsd | None, group: Group) -> dict[str, Any]:
+def _timed(
+    training: Training, settings: TrainingSettings, folder: Path, lsd: FrozenLsd | None, group: Group
+) -> dict[str, Any]:
     """The facts of this process. The trainer is freed at the end: its network must not outlive the group."""
-    settings = some_steps(training.settings)
     trainer = TimedTrainer(settings, training.sources, folder, training.key, lsd, group)
     result = trainer.run()
     shares = trainer.shares()
