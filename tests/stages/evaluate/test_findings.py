@@ -138,6 +138,12 @@ def test_the_doubtful_place_is_where_the_nearest_other_threshold_decides_otherwi
     assert doubtful_place(fragments, chosen, [(0.4, chosen)], (10.0, 10.0, 10.0)) is None
 
 
+def test_a_segment_that_was_left_out_as_too_small_is_not_doubtful() -> None:
+    fragments, apart, _ = three_slabs()
+    chosen, other = (Lut(apart.fragments, np.array(found, np.uint64)) for found in ([0, 2, 3], [1, 1, 3]))
+    assert doubtful_place(fragments, chosen, [(0.5, other)], (10.0, 10.0, 10.0)) is None
+
+
 def test_a_box_around_a_voxel_stays_inside() -> None:
     whole = Box((10, 0, 0), (20, 30, 8))
     for at in itertools.product((10, 20, 29), (0, 15, 29), (0, 7)):

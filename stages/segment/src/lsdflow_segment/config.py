@@ -45,6 +45,12 @@ class SegmentConfig(StrictModel):
     extra_thresholds: tuple[float, ...] = Field(
         default=(), description="further thresholds, written as volumes/segmentation_<threshold>"
     )
+    min_segment_vox: int = Field(
+        default=0,
+        ge=0,
+        description="segments with fewer voxels in the whole volume become background, in the tables too (default: "
+        "none)",
+    )
     roi: RegionConfig | None = Field(default=None, description="write only this region (default: all fragments)")
     block_shape: LengthsField | None = Field(
         default=None,

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import did_you_mean
@@ -114,7 +115,10 @@ class StoredGraph:
 
 @dataclass(frozen=True, eq=False)
 class LutSlice:
-    """Consecutive fragments of a lookup table, uint64 (n,) ascending, their voxels, uint64 (n,), and their segments."""
+    """Consecutive fragments of a lookup table, uint64 (n,) ascending, their voxels, uint64 (n,), and their segments.
+
+    The segment is 0 for fragments of segments that are too small (`min_segment_vox`).
+    """
 
     fragments: UInt64s
     voxels: UInt64s
@@ -151,7 +155,7 @@ class SegmentGraph(Protocol):
 @dataclass(frozen=True, eq=False)
 class InMemoryGraph:
     """Fragments uint64 (n,) ascending, their voxels uint64 (n,), a sweep of `thresholds` that has all edges, and the
-    number of edges read.
+    number of edges read. Segments of fewer than `min_segment_vox` voxels are 0 in the tables.
     """
 
     fragments: UInt64s
@@ -159,6 +163,7 @@ class InMemoryGraph:
     sweep: ThresholdSweep
     thresholds: tuple[float, ...]
     edges: int
+    min_segment_vox: int = 0
 
     @property
     def nodes(self) -> int:
@@ -173,16 +178,28 @@ class InMemoryGraph:
     def facts(self) -> tuple[SegmentationFacts, ...]:
         """Facts of the segments of each threshold, ascending."""
         segmentations = zip(self.thresholds, self.sweep.roots(), strict=True)
-        return tuple(facts_of_roots(threshold, roots, self.sizes_vox) for threshold, roots in segmentations)
+        return tuple(facts_of_roots(t, roots, self.sizes_vox, self.min_segment_vox) for t, roots in segmentations)
 
     def luts(self) -> Iterator[Sequence[LutSlice]]:
         """The lookup table of each threshold, in one slice."""
         for roots in self.sweep.roots():
-            yield [LutSlice(self.fragments, self.sizes_vox, partial(np.take, self.fragments, roots))]
+            yield [LutSlice(self.fragments, self.sizes_vox, partial(self._segments, roots))]
+
+    def _segments(self, roots: NDArray[Any]) -> UInt64s:
+        ids = self.fragments
+        if self.min_segment_vox:
+            # A sum of whole numbers in float64 is exact below 2^53 voxels.
+            voxels = np.bincount(roots, self.sizes_vox, len(ids))
+            ids = np.where(voxels < self.min_segment_vox, np.uint64(0), ids)
+        return np.take(ids, roots)
 
 
 def find_in_memory(
-    fragments: SegmentSizes, edges: Iterable[RagEdges], thresholds: Sequence[float], buffer_edges: int = BUFFER_EDGES
+    fragments: SegmentSizes,
+    edges: Iterable[RagEdges],
+    thresholds: Sequence[float],
+    buffer_edges: int = BUFFER_EDGES,
+    min_segment_vox: int = 0,
 ) -> InMemoryGraph:
     """Find the segments of all thresholds, ascending, from one reading of the edges. Raises as ThresholdSweep does."""
     sweep = ThresholdSweep(fragments.ids, thresholds, buffer_edges)
@@ -190,7 +207,8 @@ def find_in_memory(
     for rows in edges:
         sweep.add(rows.u, rows.v, rows.merge_score)
         count += len(rows)
-    return InMemoryGraph(fragments.ids, fragments.voxels.view(np.uint64), sweep, tuple(thresholds), count)
+    voxels = fragments.voxels.view(np.uint64)
+    return InMemoryGraph(fragments.ids, voxels, sweep, tuple(thresholds), count, min_segment_vox)
 
 
 def sizes_of_segments(lut: Sequence[LutSlice]) -> SegmentSizes:

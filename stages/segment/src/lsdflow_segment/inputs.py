@@ -26,7 +26,7 @@ from lsdflow_segment.threshold_selection import count_against_truth, thresholds_
 STAGE = "segment"
 # Settings that choose among the tables, and those that decide which ones are computed.
 CHOOSING = ("threshold", "advice", "truth_dataset", "truth_roi")
-COMPUTING = ("thresholds_minmax", "thresholds_step", "extra_thresholds")
+COMPUTING = ("thresholds_minmax", "thresholds_step", "extra_thresholds", "min_segment_vox")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class SegmentInputs:
     def is_choice_of(self, manifest: Manifest) -> bool:
         """True if a finished result chose its threshold by the settings of now, among the same tables."""
         now = self.config.model_dump(mode="json")
-        same = all(manifest.config.get(name) == now[name] for name in (*CHOOSING, *COMPUTING))
+        made = {"min_segment_vox": 0, **manifest.config}
+        same = all(made.get(name) == now[name] for name in (*CHOOSING, *COMPUTING))
         of_graph = manifest.inputs == self.source.inputs
         same_network = manifest.facts.get("calibrated") == self.calibrated(self.merge_function)
         return same and of_graph and same_network and manifest.facts["merge_function"] == self.merge_function
@@ -61,6 +62,8 @@ class SegmentInputs:
         """Key of the tables of a merge function: everything that decides them and the choice among them."""
         chosen_by = self.config.model_dump(mode="json", include=set(CHOOSING))
         parameters = {"merge_function": merge_function, "thresholds": list(self.thresholds), **chosen_by}
+        if self.config.min_segment_vox:
+            parameters["min_segment_vox"] = self.config.min_segment_vox
         if (calibrated := self.calibrated(merge_function)) is not None:
             parameters["calibrated"] = calibrated
         return work_key("segment-tables", parameters, self.source.inputs)
@@ -79,7 +82,9 @@ def open_inputs(experiment: Experiment) -> SegmentInputs:
         source=source,
         merge_function=merge_function,
         thresholds=thresholds_of(config),
-        folders=TableFolders(experiment.layout.luts / config.run_type, source.agglomerate.identity),
+        folders=TableFolders(
+            experiment.layout.luts / config.run_type, source.agglomerate.identity, config.min_segment_vox
+        ),
         grid=grid,
         fragments=fragments,
         plan=_plan_blocks(config, grid, fragments.box, fragments.chunk_shape_vox),

@@ -43,13 +43,15 @@ def find_in_parts(
     thresholds: tuple[float, ...],
     most_nodes: int,
     buffer_edges: int = BUFFER_EDGES,
+    min_segment_vox: int = 0,
 ) -> PartitionedGraph:
     """Find the segments of all thresholds, part by part, in `folder`; what an earlier run completed there is used.
 
     `nodes` are read twice, `edges` once. `most_nodes`: rows of nodes of a part. Raises BadData as find_in_memory does.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    graph = PartitionedGraph(folder, thresholds, buffer_edges, cut_graph(folder / "begins.npy", nodes, most_nodes))
+    partition = cut_graph(folder / "begins.npy", nodes, most_nodes)
+    graph = PartitionedGraph(folder, thresholds, buffer_edges, partition, min_segment_vox)
     if not (folder / "dealt.json").exists():
         distribute_graph(folder, graph.partition, nodes, edges, thresholds[-1])
     graph.go_up()
@@ -61,13 +63,14 @@ def find_in_parts(
 class PartitionedGraph:
     """The graph of a merge function in `folder`, distributed to the parts of `partition`.
 
-    `thresholds` ascending; `buffer_edges` as ThresholdSweep's.
+    `thresholds` ascending; `buffer_edges` as ThresholdSweep's; `min_segment_vox` as InMemoryGraph's.
     """
 
     folder: Path
     thresholds: tuple[float, ...]
     buffer_edges: int
     partition: Partition
+    min_segment_vox: int = 0
 
     @property
     def nodes(self) -> int:
@@ -124,7 +127,7 @@ class PartitionedGraph:
                 own = np.flatnonzero((roots == np.arange(len(roots))) & (segments.ids == loaded.ids))
                 file.write(segments.voxels[own].tobytes())
         try:
-            return facts_of_voxels(self.thresholds[number], np.memmap(path, "<u8", "r"))
+            return facts_of_voxels(self.thresholds[number], np.memmap(path, "<u8", "r"), self.min_segment_vox)
         finally:
             path.unlink()
 
@@ -135,7 +138,7 @@ class PartitionedGraph:
 
     def _segment_ids(self, number: int, part: int) -> UInt64s:
         roots, segments = self._final(self._load(0, part), 0, part, number)
-        return np.take(segments.ids, roots)
+        return np.take(np.where(segments.voxels < self.min_segment_vox, np.uint64(0), segments.ids), roots)
 
     def _final(self, loaded: Part, level: int, part: int, number: int) -> tuple[NDArray[Any], Segments]:
         """Roots within a part and final segments at them, at a threshold."""

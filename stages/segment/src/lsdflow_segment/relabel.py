@@ -42,7 +42,7 @@ def block_relabelling(fragments: Volume, luts: Mapping[str, tuple[Path, Path]]) 
         """Map fragments u64 (z, y, x) of one block to segments, one array for each table."""
         ids = fragments.read(block.write)
         arrays = {n: relabel(ids, lut.fragments, lut.segments, where=str(block)) for n, lut in tables.items()}
-        return BlockOutput(arrays, facts={"voxels": ids.size, "background_vox": int((ids == 0).sum())})
+        return BlockOutput(arrays, facts={"voxels": ids.size})
 
     yield relabel_block
 

@@ -104,32 +104,42 @@ class SizeCount:
 
 @dataclass(frozen=True)
 class SegmentationFacts:
-    """Facts of the segments of one threshold: how many, voxels of the largest, entropy in bits (weighted by voxels)."""
+    """Facts of the segments of one threshold: how many, voxels of the largest, entropy in bits (weighted by voxels).
+
+    small_segments, small_vox: those that `min_segment_vox` makes background, and their voxels; the other facts count
+    them, so that the advice does not depend on it.
+    """
 
     threshold: float
     segments: int
     largest_vox: int
     entropy_bits: float
+    small_segments: int = 0
+    small_vox: int = 0
 
 
-def facts_of_roots(threshold: float, roots: NDArray[Any], sizes_vox: UInt64s) -> SegmentationFacts:
+def facts_of_roots(
+    threshold: float, roots: NDArray[Any], sizes_vox: UInt64s, min_segment_vox: int = 0
+) -> SegmentationFacts:
     """Facts of a segmentation in memory.
 
     `roots` integers (n,): position of the smallest fragment of each fragment's segment. `sizes_vox` uint64 (n,): voxels
     of each fragment.
     """
     voxels = np.zeros(len(roots), np.uint64)
-    return facts_of_voxels(threshold, voxels[: _add_up(roots, sizes_vox, voxels)])
+    return facts_of_voxels(threshold, voxels[: _add_up(roots, sizes_vox, voxels)], min_segment_vox)
 
 
-def facts_of_voxels(threshold: float, voxels: UInt64s) -> SegmentationFacts:
+def facts_of_voxels(threshold: float, voxels: UInt64s, min_segment_vox: int = 0) -> SegmentationFacts:
     """Facts of a segmentation whose segments have these voxels, uint64 (segments,), in the order of the segments' ids.
 
     `voxels` may be a memory-mapped file: only a part of it is copied at a time.
     """
     positive = voxels if voxels.all() else voxels[voxels > 0]
     entropy = max(0.0, -_sum_of_share_log_share(positive, float(positive.sum())))
-    return SegmentationFacts(threshold, len(voxels), int(voxels.max(initial=0)), entropy)
+    small = voxels[voxels < min_segment_vox]
+    counts = {"small_segments": len(small), "small_vox": int(small.sum())}
+    return SegmentationFacts(threshold, len(voxels), int(voxels.max(initial=0)), entropy, **counts)
 
 
 def require_same_sizes(found: SegmentSizes, wanted: SegmentSizes) -> None:

@@ -191,7 +191,8 @@ def _find_segments(inputs: SegmentInputs, stored: StoredGraph, merge_function: s
     if config.find == "auto":
         in_parts = stored.count_nodes() > config.nodes_in_memory
     if not in_parts:
-        return find_in_memory(stored.fragments, stored.read_edges(merge_function), thresholds)
+        edges = stored.read_edges(merge_function)
+        return find_in_memory(stored.fragments, edges, thresholds, min_segment_vox=config.min_segment_vox)
     # The folder is named by everything that decides its content, so that a killed run resumes with the same settings.
     decides = hash_of([list(thresholds), config.nodes_in_memory])[:16]
     return find_in_parts(
@@ -200,6 +201,7 @@ def _find_segments(inputs: SegmentInputs, stored: StoredGraph, merge_function: s
         partial(stored.read_edges, merge_function),
         thresholds,
         config.nodes_in_memory,
+        min_segment_vox=config.min_segment_vox,
     )
 
 
@@ -237,6 +239,8 @@ def _relabelling(experiment: Experiment, inputs: SegmentInputs, chosen: float) -
         "block_shape_vox": list(plan.write_shape_vox),
         "zarr_format": config.zarr_format,
     }
+    if config.min_segment_vox:
+        parameters["min_segment_vox"] = config.min_segment_vox
     key = work_key(STAGE, parameters, inputs.source.inputs)
     container = experiment.layout.result(STAGE, key) / "segmentation.zarr"
     luts = {
@@ -294,6 +298,9 @@ def _with_facts(
     chosen = {"merge_function": choice.merge_function, "threshold": choice.chosen, "advice": asdict(choice.advice)}
     if (calibrated := inputs.calibrated(choice.merge_function)) is not None:
         chosen["calibrated"] = calibrated
+    if inputs.config.min_segment_vox:
+        of_chosen = next(found for found in choice.facts if found.threshold == choice.chosen)
+        chosen |= {"small_segments": of_chosen.small_segments, "small_vox": of_chosen.small_vox}
     facts = {**manifest.facts, **chosen, "thresholds": len(choice.thresholds), **sizes.summary()}
     facts[TABLES_SHA256] = {name: hash_of_file(folders.summary(name)) for name in inputs.source.merge_functions}
     facts[LUTS_FACT] = str(folders.tables.relative_to(root))

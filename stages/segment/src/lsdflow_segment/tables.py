@@ -4,6 +4,7 @@
         lut_<merge_function>_0.2800.npz (+ .json)   the name of record: four decimals, one for each threshold
         seg_edges_<merge_function>_28.npz           the field's name int(threshold * 100)
         thresholds_<merge_function>.json            counts, change between thresholds, VOI, advice
+    luts/[run_type/]<graph>-min-<n>/                the same, if segments of fewer than n voxels are background
     luts/[run_type/].parts/<graph>/                 what is only needed until the run has finished
 
 Side-cars and summaries are sealed, and name the sha256 of their npz. Tables are written in slices: the same bytes as
@@ -48,20 +49,25 @@ _COMPRESSED_IDS = 1 << 21
 
 @dataclass(frozen=True)
 class TableFolders:
-    """The folder of the tables of all graphs, and the identity of a graph's scored edges."""
+    """The folder of the tables of all graphs, the identity of a graph's scored edges, and what its tables leave out."""
 
     luts: Path
     graph: str
+    min_segment_vox: int = 0
 
     @property
     def tables(self) -> Path:
         """The folder of the tables of the graph."""
-        return self.luts / self.graph[:8]
+        return self.luts / f"{self.graph[:8]}{self._smallest}"
 
     @property
     def scratch(self) -> Path:
         """The folder of what is only needed until the run has finished."""
-        return self.luts / ".parts" / self.graph[:16]
+        return self.luts / ".parts" / f"{self.graph[:16]}{self._smallest}"
+
+    @property
+    def _smallest(self) -> str:
+        return f"-min-{self.min_segment_vox}" if self.min_segment_vox else ""
 
     def summary(self, merge_function: str) -> Path:
         """The summary of a merge function."""
@@ -91,13 +97,15 @@ def write_tables(folders: TableFolders, graph: SegmentGraph, choice: ThresholdCh
         path = folders.lut(choice.merge_function, known.threshold)
         row: dict[str, Any] = {
             "threshold": known.threshold,
-            "segments": known.segments,
+            "segments": known.segments - known.small_segments,
             "largest_segment_vox": known.largest_vox,
             "entropy_bits": known.entropy_bits,
             "change_to_next_bits": changes[number],
             "lut": path.name,
             "legacy_lut": legacy.get(known.threshold),
         }
+        if folders.min_segment_vox:
+            row |= {"small_segments": known.small_segments, "small_vox": known.small_vox}
         if choice.voi:
             row["voi_split"], row["voi_merge"] = choice.voi[number]
         side_car = {**facts, **row, "merge_function": choice.merge_function}

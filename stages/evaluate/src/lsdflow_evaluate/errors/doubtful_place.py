@@ -47,7 +47,7 @@ def doubtful_place(
     now = _segments(chosen, ids)
     for threshold, lut in others:
         then = _segments(lut, ids)
-        known = then > 0
+        known = (then > 0) & (now > 0)  # 0: too small a segment (segment.min_segment_vox)
         table = Contingency(ids[known], then[known], voxels[known].astype(np.int64))
         errors = worst_errors(table.relabel(chosen.fragments, chosen.segments), 1, "label")
         if errors:
