@@ -110,6 +110,20 @@ def test_hdf5_labels_smaller_than_raw_are_padded_with_ignore_only_when_asked(
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), np.where(inside, ids, 0))
 
 
+def test_padded_labels_that_end_before_the_last_block_have_no_missing_chunks_there(
+    put: Put, experiment: Make, raw: np.ndarray, ids: np.ndarray
+) -> None:
+    """Labels of z = 20 to 30, in one chunk of 32; from there, the block of z >= 64 begins in a second chunk."""
+    put("volumes/raw", raw)
+    put("volumes/labels/neuron_ids", ids[20:30], offset=[80 + 20 * 8, 0, 0])
+    loaded = experiment(pad_labels=True)
+    Prepare().run(loaded)
+    inside = np.zeros(raw.shape, bool)
+    inside[20:30] = True
+    np.testing.assert_array_equal(made(loaded, MASK.dataset), inside)
+    np.testing.assert_array_equal(made(loaded, LABELS.dataset), np.where(inside, ids, 0))
+
+
 @pytest.mark.proves("DAT-08")
 def test_roi_and_ignore_regions_are_cut_where_they_say(
     container: Path, experiment: Make, raw: np.ndarray, ids: np.ndarray

@@ -53,9 +53,9 @@ class ChunkGrid:
     fill_value: object = 0
 
     def touched_by(self, slices: tuple[slice, ...]) -> Iterator[tuple[int, ...]]:
-        """Indices of the chunks that contain elements of `slices`."""
+        """Indices of the chunks that contain elements of `slices`; none if there are no elements."""
         spans = (
-            range(piece.start // size, -(-piece.stop // size))
+            range(piece.start // size, -(-piece.stop // size) if piece.start < piece.stop else 0)
             for piece, size in zip(slices, self.chunk_shape, strict=True)
         )
         return product(*spans)
