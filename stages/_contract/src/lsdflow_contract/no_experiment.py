@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,17 +17,23 @@ _VOLUME_MARKS = (".zarray", ".zgroup", "zarr.json", "attributes.json", "info")
 EXPORT_RECORD, OME_RECORD, UNFINISHED = "lsdflow_export.json", "zarr.json", ".export"
 
 
+def is_snapshot(path: Path) -> bool:
+    """True for a snapshot of a training, by its name."""
+    return re.fullmatch(r"batch_\d+\.hdf", path.name) is not None and path.is_file()
+
+
 def require_viewable(folder: Path) -> None:
-    """MissingInput (66) if the folder has neither the files of an experiment nor those of an export."""
+    """MissingInput (66) if this is no training snapshot, and no folder with the files of an experiment or an export."""
     marks = ("experiment.toml", EXPORT_RECORD, OME_RECORD)
-    if folder.suffix == ".toml" or any((folder / name).is_file() for name in marks):
+    if folder.suffix == ".toml" or is_snapshot(folder) or any((folder / name).is_file() for name in marks):
         return
     what, fix = "no experiment file and no export", first_step(folder)
     if (folder / UNFINISHED).is_dir():
         what, fix = "the export is not finished", "run the same lsdflow export command again: it resumes"
     elif (folder.parent / EXPORT_RECORD).is_file():
         fix = f"lsdflow view {folder.parent}"
-    raise MissingInput(what, where=folder, wanted="experiment.toml, or what lsdflow export wrote", fix=fix)
+    wanted = "experiment.toml, what lsdflow export wrote, or a snapshot batch_<iteration>.hdf"
+    raise MissingInput(what, where=folder, wanted=wanted, fix=fix)
 
 
 def first_step(folder: Path) -> str:

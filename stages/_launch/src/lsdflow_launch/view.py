@@ -41,7 +41,7 @@ def add_view_verbs(app: typer.Typer) -> None:
         ] = None,
         debug: Debug = False,
     ) -> None:
-        """Show an experiment, or what `lsdflow export` wrote, in neuroglancer; Ctrl-C ends it."""
+        """Show an experiment, what `lsdflow export` wrote, or a training snapshot, in neuroglancer; Ctrl-C ends it."""
         with exit_codes(debug):
             require_viewable(folder)  # report a wrong folder even if the viewers are not installed
             named = {"--at": at, "--host": host, "--export": export}

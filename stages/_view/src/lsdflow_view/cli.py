@@ -143,7 +143,7 @@ def _front(
 
 @app.command()
 def show(
-    folder: Annotated[Path, typer.Argument(help="folder of the experiment, or of an export")],
+    folder: Annotated[Path, typer.Argument(help="folder of the experiment or of an export, or a training snapshot")],
     at: Annotated[str | None, typer.Option(help='position to open: z,y,x in nm, or "48, 80, 80 vox"')] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="port of the local web server; 0 = any free port")] = 0,
     host: Annotated[str, typer.Option(help="name or address of a network interface")] = "127.0.0.1",

@@ -20,10 +20,11 @@ import typer
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.geometry import Lengths, Nm3
-from lsdflow_contract.no_experiment import require_viewable
+from lsdflow_contract.no_experiment import is_snapshot, require_viewable
 from lsdflow_view.layers import ViewerLayers, open_export, open_viewer_layers
 from lsdflow_view.napari_layers import open_napari
 from lsdflow_view.server import Site, ViewServer, client_folder
+from lsdflow_view.snapshot import snapshot_layers
 
 ENDS = (signal.SIGINT, signal.SIGTERM)
 POLL_S = 0.2
@@ -42,11 +43,16 @@ class Listening:
 
 
 def show_folder(folder: Path, listening: Listening | None, at: str | None = None, export: Path | None = None) -> None:
-    """Show an experiment or an export in neuroglancer until the user stops it; in napari if `listening` is None.
+    """Show an experiment, an export or a training snapshot until the user stops it, in napari if `listening` is None.
 
-    export: the levels of this folder, for an experiment. Raises MissingInput (66) for a folder that is neither, and for
-    an experiment without volumes, UsageError (2) for a wrong position or address, and the errors of `exported_images`.
+    export: the levels of this folder, for an experiment. Raises MissingInput (66) for another folder or file, and for
+    an experiment without volumes, UsageError (2) for a wrong position or address, and the errors of `exported_images`
+    and `snapshot_layers`.
     """
+    if is_snapshot(folder):
+        with snapshot_layers(folder) as layers:
+            _show(layers, listening, at)
+        return
     require_viewable(folder)
     exported = open_export(folder)
     if listening is None and (exported or export):
@@ -54,7 +60,10 @@ def show_folder(folder: Path, listening: Listening | None, at: str | None = None
         raise UsageError("napari shows the volumes of an experiment", where=where, fix="leave --napari or --export out")
     if exported and export:
         raise UsageError("that folder is an export itself", where=folder, fix="leave --export out")
-    layers = exported or open_viewer_layers(load_experiment(folder), export)
+    _show(exported or open_viewer_layers(load_experiment(folder), export), listening, at)
+
+
+def _show(layers: ViewerLayers, listening: Listening | None, at: str | None) -> None:
     layers = replace(layers, position_nm=position_of(layers, at))
     if listening is None:
         open_napari(layers, layers.position_nm)
