@@ -20,7 +20,7 @@ class Case:
     spoil      does it to a good experiment
     exit_code  that the command must return
     says       words that the answer must hold: the file, the field, the fix
-    command    words of the command; the experiment is added
+    command    words of the command; the experiment is added, and is DIR in the other words
     after      last step of the chain that is done
     training   the training stages answer too
     unprivileged  as a user for whom permissions count
@@ -39,7 +39,7 @@ class Case:
         """The command as it is called."""
         where = [str(lab.toml.parent)] if self.command[0] == "lsdflow" else ["--experiment", str(lab.toml)]
         name, verb, *more = self.command
-        return [name, verb, *where, *more]
+        return [name, verb, *where, *(word.replace("DIR", str(lab.toml.parent)) for word in more)]
 
 
 def answer_of(case: Case, laboratory: Laboratory) -> tuple[Answer, Lab]:

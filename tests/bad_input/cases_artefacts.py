@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import tifffile
 from bad_input.case import Case, Spoil, setting
 from bad_input.lab import Lab, edit_json, save_network, write_source
+from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import AFFS, FRAGMENTS
 from lsdflow_contract.checkpoint import BUNDLE_JSON, WEIGHTS, bundle_folder
@@ -17,6 +20,7 @@ from lsdflow_contract.graph import RagNodes
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import ARRAY_SEAL, seal_array
 from lsdflow_contract.testing import made, tables_of
+from lsdflow_evaluate.boxes import cut_boxes
 from lsdflow_runtime.store.rag_store import FilesRagStore
 
 DATA, MISSING, MISMATCH, CONFIG, OTHERS = 65, 66, 76, 78, 73
@@ -183,6 +187,25 @@ PREDICT, WATERSHED, AGGLOMERATE = ("predict", "validate"), ("watershed", "valida
 SEGMENT, EVALUATE = ("segment", "validate"), ("evaluate", "validate")
 FAR = {"begin": "0 vox", "shape": "99 vox"}
 
+
+def _corrected(change: Callable[[NDArray[Any]], NDArray[Any]]) -> Spoil:
+    """A box with labels that a person saved after this change."""
+
+    def spoil(lab: Lab) -> None:
+        (made,) = cut_boxes(lab.experiment(), "0, 0, 0 vox", (8, 8, 8), lab.layout.root / "boxes")
+        path = Path(made["folder"]) / "labels.tif"
+        tifffile.imwrite(path, change(tifffile.imread(path)), photometric="minisblack")
+
+    return spoil
+
+
+def _box_without_record(lab: Lab) -> None:
+    write_source(lab.layout.root / "boxes" / "box-0-0-0" / "labels.zarr", np.ones((8, 8, 8), np.uint64))
+
+
+CUT = ("lsdflow", "cut", "--at", "0, 0, 0 vox", "--size", "8")
+ADD = ("lsdflow", "add-labels", "DIR/boxes/box-0-0-0", "--to", "DIR/../next")
+
 CASES = [
     # Networks.
     Case("damaged weights", _damaged_weights, DATA, (WEIGHTS, "sha256", "predict.checkpoint"), after="train"),
@@ -300,7 +323,29 @@ CASES = [
          ("block 1", "each once", "lsdflow repair EXPERIMENT"), ("segment", "run"), "agglomerate"),
     Case("a fragment with the id of background", _with_id_in_block_one("background"), DATA,
          ("block 1", "id 0 belongs to background", "lsdflow repair EXPERIMENT"), ("segment", "run"), "agglomerate"),
+    # Boxes to correct.
+    Case("a box to cut before there is a segmentation", lambda lab: None, MISSING, ("manifests/segment.json",), CUT,
+         "agglomerate"),
+    Case("a box to cut outside of the volume", lambda lab: None, 2, ("--at 900, 0, 0 vox", "(900, 0, 0)"),
+         ("lsdflow", "cut", "--at", "900, 0, 0 vox"), "segment"),
+    Case("a box that was cut before, to cut again", _corrected(lambda labels: labels), OTHERS,
+         ("boxes/box-0-0-0", "--to"), CUT, "segment"),
+    Case("labels of a box that nobody corrected", _corrected(lambda labels: labels), DATA,
+         ("boxes/box-0-0-0", "those that were cut", "name the labels"), ADD, "segment"),
+    Case("corrected labels of another shape than their box", _corrected(lambda labels: labels[1:]), DATA,
+         ("labels.tif", "another shape", "(8, 8, 8)", "(7, 8, 8)"), ADD, "segment"),
+    Case("corrected labels that are no integers", _corrected(lambda labels: labels / np.float32(2)), DATA,
+         ("labels.tif", "integers", "float32"), ADD, "segment"),
+    Case("corrected labels that are all 0", _corrected(lambda labels: labels * 0), DATA,
+         ("labels.tif", "nothing is labelled"), ADD, "segment"),
+    Case("labels in no box of lsdflow", _box_without_record, MISSING, ("boxes/box-0-0-0", "box.json"), ADD, "segment"),
     # The command line.
+    Case("a copy to an address of the web", lambda lab: None, 2, ("https://host/data", "HOST:PATH", "s3://"),
+         ("lsdflow", "sync", "https://host/data")),
+    Case("a copy of an experiment to itself", lambda lab: None, 2, ("another place", "HOST:PATH"),
+         ("lsdflow", "sync", "DIR")),
+    Case("no number of processes to compare", lambda lab: None, 2, ("--processes", "two"),
+         ("lsdflow", "scaling", "--processes", "two")),
     Case("a stage that is not done yet", lambda lab: None, MISSING, ("manifests/predict.json", "predict run"),
          ("watershed", "run"), "prepare"),
     Case("a place that does not exist", lambda lab: None, 2, ("'lokal'", "local, container, slurm"),

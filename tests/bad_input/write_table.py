@@ -59,8 +59,9 @@ def _asked(case: Case, laboratory: Laboratory) -> str:
 
 
 def _row(case: Case, text: str) -> str:
-    where = " DIR" if case.command[0] == "lsdflow" else ""
-    command = f"`{' '.join(case.command[:2])}{where}{''.join(' ' + word for word in case.command[2:])}`"
+    where = ["DIR"] if case.command[0] == "lsdflow" else []
+    more = [f'"{word}"' if " " in word else word for word in case.command[2:]]
+    command = f"`{' '.join([*case.command[:2], *where, *more])}`"
     return f"| {_cell(case.wrong)} | {command} | {case.exit_code} | {_message(case, text)} |"
 
 
