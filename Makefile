@@ -46,7 +46,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 # Python must store its bytecode, even if the shell forbids it; without it, every command starts seconds later.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: capabilities help setup setup-mlflow setup-tensorflow setup-view demo demo-network test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check check-types stages format lock clean bench bench-gpu bench-networks bench-quality bench-labelled gpu-bundle
+.PHONY: capabilities help setup setup-mlflow setup-tensorflow setup-view demo demo-network test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check check-types stages format lock clean bench bench-gpu bench-networks bench-quality bench-labelled bench-round gpu-bundle
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -276,8 +276,11 @@ bench-networks: setup  ## train affinities, mtlsd and acrlsd on real EM and comp
 bench-quality: setup  ## score the networks that come with lsdflow on real EM, with FFN, as tables; some 7 minutes
 	.venv/blocks/bin/python benchmarks/shipped_networks.py | tee .cache/bench_quality.md
 
-bench-labelled: setup  ## train on 10 to 150 labelled sections from random weights and from a shipped network, as a table; ITERATIONS=150
-	.venv/blocks/bin/python benchmarks/labelled_sections.py .cache/bench_labelled --iterations $(or $(ITERATIONS),150)
+bench-round: setup  ## correct the worst boxes of a segmentation and train on them, as a table (some 15 minutes on two cores)
+	.venv/blocks/bin/python benchmarks/correction_round.py .cache/bench_round
+
+bench-labelled: setup  ## train on 10 to 150 labelled sections from random weights and from a shipped network, as a table; ITERATIONS=100
+	.venv/blocks/bin/python benchmarks/labelled_sections.py .cache/bench_labelled --iterations $(or $(ITERATIONS),100)
 
 gpu-bundle: setup  ## make a folder for a GPU machine without network; copy it there and run ./run.sh rehearse (benchmarks/README.md)
 	.venv/blocks/bin/python benchmarks/gpu_bundle/make_bundle.py gpu-bundle --pip .venv/tools/bin/python $(BUNDLE)

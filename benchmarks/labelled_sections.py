@@ -85,7 +85,7 @@ def main() -> None:
     """Train what is not trained yet and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="for the experiments")
-    parser.add_argument("--iterations", type=int, default=150, help="of each training (default 150)")
+    parser.add_argument("--iterations", type=int, default=100, help="of each training (default 100)")
     parser.add_argument("--data", type=Path, default=REAL, help="folder of the real volumes")
     options = parser.parse_args()
     folder = options.folder.resolve()
