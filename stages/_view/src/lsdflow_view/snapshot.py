@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import ArraySpec
 from lsdflow_contract.errors import BadData
-from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.geometry import Geometry, Nm3
 from lsdflow_runtime.formats.source import reading
 from lsdflow_runtime.io.volumes import OutputArray, Volume, open_volume
 from lsdflow_view.layers import ViewerLayers
@@ -60,13 +60,17 @@ def _copied(dataset: Any, name: str, container: Path) -> Volume:
     """Copy an array (z, y, x) or (c, z, y, x) with its voxel size and its offset in the patch."""
     values, channels = _values(dataset[()], name), dataset.shape[0] if dataset.ndim == 4 else 0
     z, y, x = (int(length) for length in dataset.shape[-3:])
-    size, offset = (tuple(map(float, dataset.attrs[key])) for key in ("resolution", "offset"))
-    place, box = Geometry(size, offset, (z, y, x)), Box((0, 0, 0), (z, y, x))
+    place = Geometry(_nm3(dataset.attrs["resolution"]), _nm3(dataset.attrs["offset"]), (z, y, x))
     spec = ArraySpec(name, values.dtype.name, channels, "labels" if values.dtype == np.uint64 else "image")
-    output = OutputArray(container, spec, place, box, CHUNK_VOX)
+    output = OutputArray(container, spec, place, place.box, CHUNK_VOX)
     output.create({"key": name})
-    output.open().write(box, values)
+    output.open().write(place.box, values)
     return open_volume(container, name)
+
+
+def _nm3(lengths: NDArray[Any]) -> Nm3:
+    z, y, x = map(float, lengths)
+    return z, y, x
 
 
 def _values(values: NDArray[Any], name: str) -> NDArray[Any]:
