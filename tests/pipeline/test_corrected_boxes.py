@@ -97,7 +97,7 @@ def test_the_new_experiment_keeps_the_volumes_and_settings_of_the_old_one(segmen
     first, second, box = tables["prepare"]["training"]
     assert (tmp_path / "deeper" / "next" / first["raw"]).resolve() == (segmented / volumes[0]["raw"]).resolve()
     assert second == {"name": "box-1", "raw": "/b.zarr"}
-    assert box == {"name": "box-1-2", "raw": "boxes/box-1.zarr"}
+    assert box == {"name": "box-1-2", "raw": "boxes/box-1.zarr", "pad_labels": True}
     assert tables["segment"]["threshold"] == 0.4
     assert "database" not in tables["store"], "a database holds the graph of one experiment"
     assert "checkpoint" not in tables["predict"], "or nothing would be trained"

@@ -175,11 +175,14 @@ def test_corrected_labels_come_back_as_a_volume_to_train_on(
     (taken,) = take_boxes(finished, [correct(box, labels)], to)
     assert taken == {"name": box.name, "labelled": (labels > 0).mean(), "neurons": len(np.unique(labels[labels > 0]))}
     begin = json.loads((box / "box.json").read_text())["begin_vox"]
-    for spec, wanted in ((RAW, tifffile.imread(box / "raw.tif")), (LABELS, labels)):
+    target = open_volume(finished.layout.target_volume, RAW.dataset)
+    around = Box(tuple(begin), SHAPE).grow((3, 4, 5)).intersect(target.box)
+    assert around.size > 2 * np.prod(SHAPE)
+    for spec, place, wanted in ((RAW, around, target.read(around)), (LABELS, Box(tuple(begin), SHAPE), labels)):
         volume = open_volume(to / f"{box.name}.zarr", spec.dataset)
         assert (volume.read(volume.box) == wanted).all()
         assert volume.dtype == spec.dtype
-        assert volume.geometry.voxel_offset_from(target_grid(finished.layout), box) == tuple(begin)
+        assert volume.geometry.voxel_offset_from(target_grid(finished.layout), box) == place.begin_vox
 
 
 def not_corrected(box: Path) -> Path:

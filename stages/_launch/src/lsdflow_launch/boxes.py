@@ -85,7 +85,8 @@ def next_tables(experiment: Experiment, root: Path, volumes: Sequence[Mapping[st
     for volume in volumes:
         name, taken = volume["name"], {given["name"] for given in training}
         number = next(n for n in range(1, len(taken) + 2) if (name if n == 1 else f"{name}-{n}") not in taken)
-        training.append({"name": name if number == 1 else f"{name}-{number}", "raw": f"{BOXES}/{name}.zarr"})
+        unique = name if number == 1 else f"{name}-{number}"
+        training.append({"name": unique, "raw": f"{BOXES}/{name}.zarr", "pad_labels": True})
     for given in training:
         given.pop("probability", None)  # all or none has one; by default it is the labelled share
     predict = {key: value for key, value in tables.get("predict", {}).items() if "checkpoint" not in key}

@@ -4,6 +4,7 @@ BOX/box.json     where it was cut, voxel size, checksum of the labels; sealed
 BOX/box.zarr     OME-NGFF 0.5: raw as the image, labels/segmentation
 BOX/raw.tif      the same for programs that read TIFF, with the voxel size as ImageJ writes it
 BOX/labels.tif
+BOX/around.zarr  raw of the box and half a box around it: what a network sees when it is trained there
 
 Labels are 1, 2, 3 ... in the order of the ids of their segments, which box.json lists; 0 is no segment. A person may
 correct either form of the labels, and may save it under another name in the folder of the box.
@@ -49,11 +50,11 @@ from lsdflow_runtime.formats.detect import open_source
 from lsdflow_runtime.formats.ngff import image_metadata, labels_metadata, write_group
 from lsdflow_runtime.formats.source import SourceVolume
 from lsdflow_runtime.io.target import target_grid
-from lsdflow_runtime.io.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, Volume, open_volume
 
-RECORD, ZARR, ZARR_LABELS, TIFF_RAW, TIFF_LABELS = (
+RECORD, ZARR, ZARR_LABELS, TIFF_RAW, TIFF_LABELS, AROUND = (
     *("box.json", "box.zarr", "labels/segmentation"),
-    *("raw.tif", "labels.tif"),
+    *("raw.tif", "labels.tif", "around.zarr"),
 )
 CHUNK_VOX = (64, 64, 64)
 # A box is cut in memory, and its labels are uint16, which ImageJ reads.
@@ -63,11 +64,11 @@ CUT_AGAIN = "cut the box again: lsdflow cut"
 
 @dataclass(frozen=True, eq=False)
 class Corrected:
-    """A box that came back: its name, its place, raw u8 and ids u64 (z, y, x)."""
+    """A box that came back: its name, its place, raw around it, and its ids u64 (z, y, x)."""
 
     name: str
     geometry: Geometry
-    raw: NDArray[np.uint8]
+    around: Volume
     ids: NDArray[np.uint64]
 
 
@@ -92,7 +93,9 @@ def cut_boxes(experiment: Experiment, at: str, shape: Vox3, to: Path) -> list[di
         place = Geometry(grid.voxel_size_nm, grid.position_nm(box.begin_vox), box.shape_vox)
         facts: dict[str, Any] = {"begin_vox": box.begin_vox, "offset_nm": place.offset_nm, "shape_vox": place.shape_vox}
         facts["voxel_size_nm"] = place.voxel_size_nm
-        _write_box(folder, place, raw.read(box), segmentation.read(box), facts)
+        wider = box.grow(vox3([n // 2 for n in box.shape_vox])).intersect(raw.box)
+        around = Geometry(grid.voxel_size_nm, grid.position_nm(wider.begin_vox), wider.shape_vox), raw.read(wider)
+        _write_box(folder, place, around, segmentation.read(box), facts)
         made.append({"folder": str(folder), **facts})
     return made
 
@@ -147,9 +150,15 @@ def _worst(experiment: Experiment, grid: Geometry, shape: Vox3) -> list[Vox3]:
 
 
 def _write_box(
-    folder: Path, place: Geometry, raw: NDArray[np.uint8], segments: NDArray[np.uint64], facts: dict[str, Any]
+    folder: Path,
+    place: Geometry,
+    around: tuple[Geometry, NDArray[np.uint8]],
+    segments: NDArray[np.uint64],
+    facts: dict[str, Any],
 ) -> None:
     """Write a box into a hidden folder, which gets its name when it is complete."""
+    begin = place.voxel_offset_from(around[0], folder)
+    raw = around[1][Box(begin, place.shape_vox).slices()]
     ids = np.unique(segments[segments > 0])
     if len(ids) > MOST_LABELS:
         raise UsageError("too many segments for one box", where="--size", wanted="a smaller box", found=len(ids))
@@ -163,6 +172,7 @@ def _write_box(
             _write_array(path, ArraySpec("0", values.dtype.name, 0, kind), place, values)
             write_group(path, {"ome": image_metadata(path.stem, kind, levels)})
         write_group(hidden / ZARR / "labels", {"ome": labels_metadata(["segmentation"])})
+        _write_array(hidden / AROUND, RAW, *around)
         z, y, x = place.voxel_size_nm
         how: dict[str, Any] = {"imagej": True, "resolution": (1 / x, 1 / y)}
         for name, image in ((TIFF_RAW, raw), (TIFF_LABELS, labels)):
@@ -175,6 +185,7 @@ def _write_box(
 def take_boxes(experiment: Experiment, given: Sequence[Path], to: Path) -> list[dict[str, Any]]:
     """Check all boxes, then write each as a volume to train on, `to`/NAME.zarr; returns their names and labelled part.
 
+    Raw reaches further than the labels, so that a network sees what is around them (`pad_labels`).
     given: the folder of a box, or its corrected labels. Raises the errors of `read_corrected`, for all boxes at once
     and before anything is written; ContractMismatch (76) for a box with other voxels than the target of the experiment.
     """
@@ -194,7 +205,7 @@ def take_boxes(experiment: Experiment, given: Sequence[Path], to: Path) -> list[
         raise together(problems)
     for box in taken.values():
         container = to / f"{box.name}.zarr"
-        _write_array(container, RAW, box.geometry, box.raw)
+        _write_array(container, RAW, box.around.geometry, box.around.read(box.around.box))
         _write_array(container, LABELS, box.geometry, box.ids)
     facts = [
         {"labelled": float((box.ids > 0).mean()), "neurons": len(np.unique(box.ids[box.ids > 0]))}
@@ -219,8 +230,7 @@ def read_corrected(path: Path) -> Corrected:
         ids = _corrected_labels(folder, place, facts["labels_sha256"])
     else:
         ids = _read_labels(path / ZARR_LABELS if path.name == ZARR else path, place)
-    raw = open_volume(folder / ZARR, "0")
-    return Corrected(folder.absolute().name, place, raw.read(raw.box), ids)
+    return Corrected(folder.absolute().name, place, open_volume(folder / AROUND, RAW.dataset), ids)
 
 
 def _corrected_labels(folder: Path, place: Geometry, before: str) -> NDArray[np.uint64]:
