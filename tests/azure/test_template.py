@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -184,3 +185,15 @@ def test_the_readme_names_parameters_packages_and_sizes_that_exist(
     for blob in re.search(r"^Files = (.+)$", (azure / "project.ini").read_text(), re.MULTILINE).group(1).split(", "):
         assert blob in readme
     assert "What was not run on Azure" in readme
+
+
+@pytest.mark.proves("CLD-05", "CLD-06")
+def test_every_command_of_the_page_is_a_command_of_bash_and_the_first_line_says_what_was_never_run(azure: Path) -> None:
+    readme = (azure / "README.md").read_text()
+    assert "Nothing on this page has run on Azure" in readme.split("\n\n")[1]
+    blocks = [block for block in readme.split("```")[1::2] if block.startswith("\n")]
+    commands = {line.split()[1] for block in blocks for line in block.splitlines() if line.startswith("az ")}
+    assert {"login", "group", "network", "vm", "role", "netappfiles", "storage"} <= commands
+    for block in blocks:
+        done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{block}\n{done.stderr}"
