@@ -27,6 +27,7 @@ from lsdflow_evaluate.self_consistency.seams import MOST_BLOCKS, seams_of
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.io.target import target_grid
 from lsdflow_runtime.io.volumes import Volume, open_volume
+from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.inputs import count_truth, open_inputs
 from lsdflow_segment.sizes import SizeCount
 
@@ -71,19 +72,19 @@ def main() -> None:
     first, again = (cores_s([BIN / "prepare", "run", "--experiment", root]) for _ in range(2))
     subprocess.run([BIN / "lsdflow", "run", root], check=True)
     experiment = load_experiment(root)
-    grid = target_grid(experiment.layout)
+    layout, grid = experiment.layout, target_grid(experiment.layout)
     segmented, counting, inputs = (
         open_segmented(experiment, grid),
         require_counting(experiment),
-        open_inputs(experiment),
+        open_inputs(layout, experiment.table("segment", SegmentConfig)),
     )
-    segmentation = open_volume(*segmented.manifest.output_array(experiment.layout, "segmentation"), grid)
+    segmentation = open_volume(*segmented.manifest.output_array(layout, "segmentation"), grid)
     blocks = BlockPlan(segmented.fragments.box, segmented.fragments.chunk_shape_vox)
     voxels, rows = float(np.prod(grid.shape_vox)), len(counting.task.plan)
     made = (first - again) / (voxels * RAW_AND_TRUTH_BYTES)
     print(f"prepare, in blocks: {made:.2g} s of a core for a byte, {made * VOXELS / 3600:.2g} h for {VOXELS:g} of them")
     for name, step, unit, amount, many in (
-        ("segment, counts fragments against truth", lambda: count_truth(experiment, inputs), "voxel", voxels, VOXELS),
+        ("segment, counts fragments against truth", lambda: count_truth(layout, inputs), "voxel", voxels, VOXELS),
         ("segment, checks the sizes", lambda: count_sizes(segmentation, blocks), "voxel", voxels, VOXELS),
         ("evaluate, seams", lambda: seams_of(segmentation, blocks), "block", len(blocks), 2 * MOST_BLOCKS),
         ("evaluate, rows of all blocks", lambda: read_rows(counting), "block", rows, BLOCKS),

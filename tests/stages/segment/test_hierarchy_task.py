@@ -102,14 +102,14 @@ def test_find_auto_decides_by_the_number_of_nodes(
 ) -> None:
     settings = (f"segment.find={find}", f"segment.nodes_in_memory={nodes_in_memory}")
     experiment = make_experiment("a", COARSE, *settings)
-    inputs = open_inputs(experiment)
+    inputs = open_inputs(experiment.layout, experiment.table(STAGE, SegmentConfig))
     graph = stage._find_segments(inputs, StoredGraph(open_store(experiment).rag, inputs.source), "mean")
     assert isinstance(graph, PartitionedGraph) == in_parts
 
 
 def test_find_is_no_part_of_any_key(make_experiment: Make) -> None:
     one, other = make_experiment("a", COARSE), make_experiment("a", *PARTS)
-    keys = [open_inputs(e).tables_key("mean") for e in (one, other)]
+    keys = [open_inputs(e.layout, e.table(STAGE, SegmentConfig)).tables_key("mean") for e in (one, other)]
     assert keys[0] == keys[1]
     assert SegmentConfig().find == "auto"
 

@@ -64,7 +64,7 @@ def import_graph(experiment: Experiment, options: ImportOptions) -> None:
 
     Raises OutputConflict (73) if the experiment has another graph, BadData (65) with counts of everything wrong.
     """
-    fragments = _open_fragments(experiment)
+    fragments = _open_fragments(experiment.layout)
     graph = open_foreign(options.sources, options.database, experiment.store.retry_s)
     edges = _select_edges(graph, options.merge_functions)
     importer = GraphImporter(experiment.layout, open_store(experiment), graph, edges, fragments, options.cut_out)
@@ -203,13 +203,13 @@ class GraphImporter:
             self.store.rag.drop(key)
 
 
-def _open_fragments(experiment: Experiment) -> Volume:
+def _open_fragments(layout: ExperimentLayout) -> Volume:
     """Those of watershed if it has finished, else those of the user."""
-    place = experiment.layout.root / USERS_FRAGMENTS, FRAGMENTS.dataset
+    place = layout.root / USERS_FRAGMENTS, FRAGMENTS.dataset
     with suppress(MissingInput):
-        place = read_manifest(experiment.layout, "watershed").output_array(experiment.layout, "fragments")
+        place = read_manifest(layout, "watershed").output_array(layout, "fragments")
     try:
-        return open_volume(*place, target_grid(experiment.layout))
+        return open_volume(*place, target_grid(layout))
     except MissingInput as error:
         raise MissingInput(
             "the import of a graph needs its fragments",

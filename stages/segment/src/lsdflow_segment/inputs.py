@@ -5,14 +5,16 @@ Everything that can be refused is refused here, before a run writes anything.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lsdflow_contract.checkpoint import Calibration, read_best
 from lsdflow_contract.errors import ConfigError, MissingInput
-from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import failed_blocks_of_results
 from lsdflow_contract.geometry import Box, Geometry, Vox3, region_box
 from lsdflow_contract.graph import DEFAULT_MERGE_FUNCTIONS
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, read_manifest, work_key
 from lsdflow_metrics.contingency import Contingency
 from lsdflow_runtime.blocks import BlockPlan, block_plan
@@ -69,22 +71,19 @@ class SegmentInputs:
         return work_key("segment-tables", parameters, self.source.inputs)
 
 
-def open_inputs(experiment: Experiment) -> SegmentInputs:
+def open_inputs(layout: ExperimentLayout, config: SegmentConfig) -> SegmentInputs:
     """Raises MissingInput (66) if an earlier stage has not finished, ConfigError (78) for impossible settings."""
-    config, source = experiment.table(STAGE, SegmentConfig), GraphSource.of(experiment.layout)
-    calibration, best_function = _chosen_with_network(experiment)
+    source, (calibration, best_function) = GraphSource.of(layout), _chosen_with_network(layout)
     best_function = best_function if best_function in source.merge_functions else None
-    merge_function, grid = source.select(config.merge_function or best_function), target_grid(experiment.layout)
+    merge_function, grid = source.select(config.merge_function or best_function), target_grid(layout)
     _require_calibration(config, calibration, merge_function)
-    fragments = _open_fragments(experiment, grid)
+    fragments = _open_fragments(layout, grid)
     return SegmentInputs(
         config=config,
         source=source,
         merge_function=merge_function,
         thresholds=thresholds_of(config),
-        folders=TableFolders(
-            experiment.layout.luts / config.run_type, source.agglomerate.identity, config.min_segment_vox
-        ),
+        folders=TableFolders(layout.luts / config.run_type, source.agglomerate.identity, config.min_segment_vox),
         grid=grid,
         fragments=fragments,
         plan=_plan_blocks(config, grid, fragments.box, fragments.chunk_shape_vox),
@@ -92,14 +91,14 @@ def open_inputs(experiment: Experiment) -> SegmentInputs:
     )
 
 
-def _chosen_with_network(experiment: Experiment) -> tuple[Calibration | None, str | None]:
+def _chosen_with_network(layout: ExperimentLayout) -> tuple[Calibration | None, str | None]:
     """The thresholds that suit the network of the affinities: those of select-checkpoint, else those it came with.
 
     And the merge function that select-checkpoint chose.
     """
     found, merge_function = None, None
-    if experiment.layout.manifest("predict").exists():
-        predict, best = read_manifest(experiment.layout, "predict"), experiment.layout.best_checkpoint("train-acrlsd")
+    if layout.manifest("predict").exists():
+        predict, best = read_manifest(layout, "predict"), layout.best_checkpoint("train-acrlsd")
         resolved = predict.config.get("resolved", {})
         kept = resolved.get("calibration") if isinstance(resolved, dict) else None
         found = None if kept is None else Calibration.model_validate(kept)
@@ -121,10 +120,10 @@ def _require_calibration(config: SegmentConfig, found: Calibration | None, merge
         )
 
 
-def _open_fragments(experiment: Experiment, grid: Geometry) -> Volume:
+def _open_fragments(layout: ExperimentLayout, grid: Geometry) -> Volume:
     """The fragments that watershed finished, addressed on the target's grid."""
-    watershed = read_manifest(experiment.layout, "watershed")
-    return open_volume(*watershed.output_array(experiment.layout, "fragments"), grid)
+    watershed = read_manifest(layout, "watershed")
+    return open_volume(*watershed.output_array(layout, "fragments"), grid)
 
 
 def _plan_blocks(config: SegmentConfig, grid: Geometry, fragments: Box, usual_block_vox: Vox3) -> BlockPlan:
@@ -135,17 +134,17 @@ def _plan_blocks(config: SegmentConfig, grid: Geometry, fragments: Box, usual_bl
     return block_plan(box, config.block_shape.to_vox(grid.voxel_size_nm, "segment.block_shape"), (0, 0, 0), STAGE)
 
 
-def _open_truth(experiment: Experiment, config: SegmentConfig, grid: Geometry) -> Truth | None:
+def _open_truth(layout: ExperimentLayout, config: SegmentConfig, grid: Geometry) -> Truth | None:
     """The truth for the advice, without the holes of earlier stages; None if there is none or the advice ignores it.
 
     Raises MissingInput (66) if advice = "truth" and there is none.
     """
     if config.advice in ("stability", "network"):
         return None
-    failed = failed_blocks_of_results(experiment.layout, ("watershed", "agglomerate"))
-    truth = open_truth(experiment.layout, config.truth_dataset, grid, failed)
+    failed = failed_blocks_of_results(layout, ("watershed", "agglomerate"))
+    truth = open_truth(layout, config.truth_dataset, grid, failed)
     if truth is None and config.advice == "truth":
-        target = experiment.layout.target_volume
+        target = layout.target_volume
         raise MissingInput(
             "advice by truth needs truth",
             where=target / config.truth_dataset if target.exists() else "segment.advice",
@@ -159,23 +158,26 @@ def _truth_box(config: SegmentConfig, grid: Geometry, fragments: Box, truth: Tru
     return region_box(config.truth_roi, grid.voxel_size_nm, truth.labels.box.intersect(fragments), "segment.truth_roi")
 
 
-def count_truth(experiment: Experiment, inputs: SegmentInputs) -> Contingency | None:
+def count_truth(layout: ExperimentLayout, inputs: SegmentInputs) -> Contingency | None:
     """Fragments x truth; None if the advice does not come from truth."""
-    truth = _open_truth(experiment, inputs.config, inputs.grid)
+    truth = _open_truth(layout, inputs.config, inputs.grid)
     if truth is None:
         return None
     box = _truth_box(inputs.config, inputs.grid, inputs.fragments.box, truth)
     return count_against_truth(inputs.fragments, truth, box)
 
 
-def require_merge_function(experiment: Experiment, wanted: str | None) -> None:
-    """MissingInput (66) for edges that agglomerate did not make; before it has run, ConfigError (78) for edges that it
-    will not make.
+def require_merge_function(
+    layout: ExperimentLayout, agglomerate: Mapping[str, Any], wanted: str | None, *, real: bool
+) -> None:
+    """MissingInput (66) for edges that agglomerate did not make; ConfigError (78) for edges that it will not make.
+
+    agglomerate: its table of the experiment file. real: the layout has results, not descriptions.
     """
-    if experiment.layout.manifest("agglomerate").exists() and experiment.descriptions is None:
-        GraphSource.of(experiment.layout).select(wanted)
+    if real and layout.manifest("agglomerate").exists():
+        GraphSource.of(layout).select(wanted)
         return
-    made = experiment.tables.get("agglomerate", {}).get("merge_functions", list(DEFAULT_MERGE_FUNCTIONS))
+    made = agglomerate.get("merge_functions", list(DEFAULT_MERGE_FUNCTIONS))
     if wanted is None or not isinstance(made, list) or wanted in made:
         return
     raise ConfigError(
@@ -187,14 +189,14 @@ def require_merge_function(experiment: Experiment, wanted: str | None) -> None:
     )
 
 
-def require_regions(experiment: Experiment, config: SegmentConfig) -> None:
+def require_regions(layout: ExperimentLayout, config: SegmentConfig) -> None:
     """ConfigError (78) for regions and block shapes that cannot be, MissingInput (66) for missing truth."""
-    grid = target_grid(experiment.layout)
+    grid = target_grid(layout)
     box, usual_block_vox = grid.box, grid.shape_vox
-    if experiment.layout.manifest("watershed").exists():
-        fragments = _open_fragments(experiment, grid)
+    if layout.manifest("watershed").exists():
+        fragments = _open_fragments(layout, grid)
         box, usual_block_vox = fragments.box, fragments.chunk_shape_vox
     _plan_blocks(config, grid, box, usual_block_vox)
-    truth = _open_truth(experiment, config, grid)
+    truth = _open_truth(layout, config, grid)
     if truth is not None:
         _truth_box(config, grid, box, truth)

@@ -22,6 +22,7 @@ from lsdflow_contract.errors import BadData, MissingInput, StageError, problems_
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.hashing import hash_of, hash_of_file
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import LUTS_FACT
 from lsdflow_contract.manifest import Manifest, finished_manifests, read_manifest, remove_manifest, work_key
 from lsdflow_contract.sealing import require_sha256
@@ -68,13 +69,13 @@ class Segment(BlockStage):
 
     def passes(self, experiment: Experiment) -> list[BlockTask]:
         """The relabelling of a run whose tables are written. Raises MissingInput (66) if they are not."""
-        inputs = open_inputs(experiment)
-        return [_relabelling(experiment, inputs, _chosen_before(experiment, inputs))]
+        inputs = _inputs(experiment)
+        return [_relabelling(experiment, inputs, _chosen_before(experiment.layout, inputs))]
 
     def process(self, experiment: Experiment) -> Manifest:
         """Write the tables and the segmentation, and compare its voxels with the graph."""
-        inputs = open_inputs(experiment)
-        stored, truth = StoredGraph(open_store(experiment).rag, inputs.source), count_truth(experiment, inputs)
+        inputs = _inputs(experiment)
+        stored, truth = _graph_and_truth(experiment, inputs)
         graph, choice = _choose(inputs, stored, inputs.merge_function, set_threshold(inputs.config), truth)
         task = _relabelling(experiment, inputs, choice.chosen)
         task.create_outputs()
@@ -87,7 +88,7 @@ class Segment(BlockStage):
                 graph_of_other, choices[other] = _choose(inputs, stored, other, None, truth)
                 _write_tables(inputs, graph_of_other, choices[other])
         manifest = run_task(task)
-        sizes = _check_sizes(experiment, task, inputs.fragments.box, graph, choice)
+        sizes = _check_sizes(experiment.layout, task, inputs.fragments.box, graph, choice)
         finished = _with_facts(manifest, inputs, choice, sizes, experiment.layout.root)
         if truth is not None:
             finished.facts["lowest_voi"] = {name: choices[name].lowest_voi for name in inputs.source.merge_functions}
@@ -100,7 +101,7 @@ class Segment(BlockStage):
     def verify(self, experiment: Experiment) -> dict[str, Any]:
         """Read the segmentation again, and the tables of every merge function."""
         facts = super().verify(experiment)
-        inputs, known = open_inputs(experiment), read_manifest(experiment.layout, STAGE).facts.get(TABLES_SHA256, {})
+        inputs, known = _inputs(experiment), read_manifest(experiment.layout, STAGE).facts.get(TABLES_SHA256, {})
         for merge_function in inputs.source.merge_functions:
             summary = read_summary(inputs.folders, merge_function)
             path = inputs.folders.summary(merge_function)
@@ -116,8 +117,8 @@ class Segment(BlockStage):
         try:
             self.passes(experiment)
         except (BadData, MissingInput):
-            inputs = open_inputs(experiment)
-            stored, truth = StoredGraph(open_store(experiment).rag, inputs.source), count_truth(experiment, inputs)
+            inputs = _inputs(experiment)
+            stored, truth = _graph_and_truth(experiment, inputs)
             graph, choice = _choose(inputs, stored, inputs.merge_function, set_threshold(inputs.config), truth)
             _write_tables(inputs, graph, choice)
         return super().invalidate_damaged(experiment)
@@ -127,10 +128,15 @@ class Segment(BlockStage):
         config = experiment.table(STAGE, SegmentConfig)
         checks: list[Callable[[], object]] = [
             lambda: set_threshold(config),
-            lambda: require_merge_function(experiment, config.merge_function),
+            lambda: require_merge_function(
+                experiment.layout,
+                experiment.tables.get("agglomerate", {}),
+                config.merge_function,
+                real=experiment.descriptions is None,
+            ),
         ]
         if knows_target(experiment.layout):
-            checks.append(lambda: require_regions(experiment, config))
+            checks.append(lambda: require_regions(experiment.layout, config))
         return problems_of(checks)
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
@@ -155,19 +161,27 @@ class Segment(BlockStage):
         """The relabelling; before the tables are written, with the lowest threshold for one still to be chosen."""
         with suppress(BadData, MissingInput):
             return self.last_pass(experiment)
-        inputs = open_inputs(experiment)
+        inputs = _inputs(experiment)
         wanted = inputs.config.threshold
         return _relabelling(experiment, inputs, inputs.thresholds[0] if wanted == "auto" else wanted)
 
 
-def _chosen_before(experiment: Experiment, inputs: SegmentInputs) -> float:
+def _inputs(experiment: Experiment) -> SegmentInputs:
+    return open_inputs(experiment.layout, experiment.table(STAGE, SegmentConfig))
+
+
+def _graph_and_truth(experiment: Experiment, inputs: SegmentInputs) -> tuple[StoredGraph, Contingency | None]:
+    return StoredGraph(open_store(experiment).rag, inputs.source), count_truth(experiment.layout, inputs)
+
+
+def _chosen_before(layout: ExperimentLayout, inputs: SegmentInputs) -> float:
     """The threshold that a run with these settings chose. MissingInput (66) if there was none, or its tables are lost.
 
     It is in the summary of the tables, or, after a run with other settings, in the manifest of the result.
     """
     summary = read_summary(inputs.folders, inputs.merge_function)
     chosen = [float(summary["chosen"])] if summary["key"] == inputs.tables_key(inputs.merge_function) else []
-    finished = finished_manifests(experiment.layout, STAGE).values()
+    finished = finished_manifests(layout, STAGE).values()
     chosen += [float(made.facts["threshold"]) for made in finished if inputs.is_choice_of(made)]
     if not chosen or not is_complete(inputs.folders, inputs.merge_function, inputs.thresholds):
         where = inputs.folders.tables
@@ -269,7 +283,7 @@ def _spec(name: str) -> ArraySpec:
 
 
 def _check_sizes(
-    experiment: Experiment, task: BlockTask, fragments: Box, graph: SegmentGraph, choice: ThresholdChoice
+    layout: ExperimentLayout, task: BlockTask, fragments: Box, graph: SegmentGraph, choice: ThresholdChoice
 ) -> SegmentSizes:
     """Voxels of each written segment, counted block by block.
 
@@ -285,7 +299,7 @@ def _check_sizes(
         try:
             require_same_sizes(sizes, sizes_of_segments(lut))
         except BadData:
-            remove_manifest(experiment.layout, STAGE, [task.key])
+            remove_manifest(layout, STAGE, [task.key])
             raise
     return sizes
 
