@@ -6,7 +6,7 @@
 2. `lsdflow cut` writes boxes at the five worst errors of z = 110 to 165, and the ground truth corrects them.
 3. `boxes`: `lsdflow add-labels`, some iterations from the weights of `first`, with the boxes.
    `no boxes`: the same iterations from the same weights, without them.
-4. VOI of z >= 200, which no box reaches, at the threshold that is best in z = 110 to 165.
+4. VOI of z = 110 to 165 and of z >= 200, which no box reaches, at the threshold that is best in z = 110 to 165.
 
 What FOLDER holds already is kept: run the command again to go on.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -24,24 +23,23 @@ import numpy as np
 import tifffile
 import zarr
 from gpu_machine import print_head, print_row
+from labelled_sections import LSDFLOW
 from shipped_networks import REAL
 
 from lsdflow_contract.checkpoint import bundle_folder
 from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_launch.init.inspect import RATE_OF_TRAINED
 
-LSDFLOW = Path(os.environ.get("LSDFLOW_BIN", Path(__file__).resolve().parents[1] / "bin")) / "lsdflow"
 LEARNED, SIZE = 100, 64
 SEGMENTED = '{ begin = "100, 0, 0 vox", shape = "150, 250, 250 vox" }'
 CORRECTED = '{ begin = "110, 0, 0 vox", shape = "55, 250, 250 vox" }'
 OTHER = '{ begin = "200, 0, 0 vox", shape = "50, 250, 250 vox" }'
-# What `lsdflow add-labels` sets for a training that starts from trained weights.
-LEARNING_RATE = 1e-4
 
 
-def lsdflow(*words: str | Path) -> str:
-    """Run a command; its progress stays on the screen."""
-    return subprocess.run([LSDFLOW, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
+def lsdflow(*words: str | Path) -> None:
+    """Run a command; its output stays on the screen."""
+    subprocess.run([LSDFLOW, *words], check=True)
 
 
 def write_learned(source: Path, target: Path) -> None:
@@ -109,7 +107,7 @@ def main() -> None:
     more = {"train-acrlsd.max_iteration": options.more}
     segment(folder / "boxes", volume, more, (first, boxes))
     weights = bundle_folder(ExperimentLayout(first).checkpoints("train-acrlsd"), options.first)
-    more |= {"train-acrlsd.initial_weights": f'"{weights}"', "train-acrlsd.learning_rate": LEARNING_RATE}
+    more |= {"train-acrlsd.initial_weights": f'"{weights}"', "train-acrlsd.learning_rate": RATE_OF_TRAINED}
     segment(folder / "no-boxes", volume, {**settings, **more})
     print_head(
         f"FIB-25, {len(boxes)} boxes of {SIZE}^3: {options.first} iterations, then {options.more}",

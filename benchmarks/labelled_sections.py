@@ -25,14 +25,13 @@ from shipped_networks import REAL, Labelled, as_init_reads, best, curve, graph_o
 
 from lsdflow_contract.checkpoint import bundle_folder
 from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_launch.init.inspect import RATE_OF_TRAINED
 from lsdflow_predict.shipped import NETWORKS
 
 LSDFLOW = Path(os.environ.get("LSDFLOW_BIN", Path(__file__).resolve().parents[1] / "bin")) / "lsdflow"
 OTHER = NETWORKS / "serial-sections"
 TRAINED_SECTIONS = 150
 LABELLED = (10, 25, 50, 150)
-# What `lsdflow init` sets for a training that starts from a trained network.
-LEARNING_RATE = 1e-4
 
 
 def write_labelled(count: int, data: Path, target: Path) -> None:
@@ -64,7 +63,7 @@ def train(count: int, start: Path | None, iterations: int, folder: Path, data: P
             "train-acrlsd.validation_fraction": 0,
         }
         if start is not None:
-            settings |= {"train-acrlsd.initial_weights": f'"{start}"', "train-acrlsd.learning_rate": LEARNING_RATE}
+            settings |= {"train-acrlsd.initial_weights": f'"{start}"', "train-acrlsd.learning_rate": RATE_OF_TRAINED}
         words = ["--volume", volume, "--train", volume, "--profile", "general-anisotropic", "--mode", "mtlsd"]
         words += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         # With the network itself, `init` would resample the volume to its voxel size.

@@ -194,5 +194,5 @@ def test_segments_found_part_by_part_are_those_of_the_whole_graph(
     database = f"parts-{tmp_path.name}"[:60]
     table = mongo_table(mongod, database, tmp_path) if engine == "mongo" else 'engine = "files"'
     made = predicted(tmp_path / engine, 'runner = "serial"', table)
-    run_all(load_experiment(made.path, ["segment.find=hierarchical", "segment.nodes_in_memory=40"]))
+    run_all(load_experiment(made.path, ["segment.nodes_in_memory=40"]))
     assert_same_results(made, reference)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -72,6 +73,18 @@ def test_neuroglancer_and_napari_get_the_layers_of_a_snapshot(snapshot: Path, tm
             assert all(f'"{name}"'.encode() in state for name in layers.volumes)
             status, _, metadata = served.get("volumes/lsds_prediction/zarr.json")
             assert (status, b"uint8" in metadata) == (200, True)
+
+
+def test_the_command_shows_a_snapshot_and_refuses_levels_for_it(snapshot: Path) -> None:
+    command = [BIN / "lsdflow", "view", snapshot, "--no-browser"]
+    refused = subprocess.run([*command, "--export", snapshot.parent], capture_output=True, text=True, check=False)
+    assert (refused.returncode, "--export" in refused.stderr) == (2, True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as viewer:
+        address = viewer.stdout.readline() if viewer.stdout else ""
+        viewer.send_signal(signal.SIGINT)
+        output = viewer.communicate(timeout=600)[1]
+    assert (viewer.returncode, address.startswith("http://127.0.0.1:")) == (0, True), output
+    assert "layers: raw, lsds_target, lsds_prediction, affinities_target, affinities_prediction" in output
 
 
 def test_a_file_with_the_name_of_a_snapshot_that_is_none_is_refused(tmp_path: Path) -> None:

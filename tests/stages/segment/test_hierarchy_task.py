@@ -15,14 +15,14 @@ from lsdflow_runtime.io.volumes import open_volume
 from lsdflow_runtime.store.stores import open_store
 from lsdflow_segment import stage
 from lsdflow_segment.config import SegmentConfig
-from lsdflow_segment.graph import StoredGraph
+from lsdflow_segment.graph import GraphSource, StoredGraph
 from lsdflow_segment.inputs import STAGE, open_inputs
 from lsdflow_segment.partitioned_graph import PartitionedGraph
 from lsdflow_segment.stage import Segment
 
 Make = Callable[..., Experiment]
 COARSE = "segment.thresholds_step=0.25"
-PARTS = (COARSE, "segment.find=hierarchical", "segment.nodes_in_memory=60")
+PARTS = (COARSE, "segment.nodes_in_memory=60")
 
 
 def tables(experiment: Experiment) -> dict[str, bytes]:
@@ -88,30 +88,22 @@ def test_workers_of_other_processes_map_the_table(make_experiment: Make, monkeyp
     assert_same(parts, whole)
 
 
-@pytest.mark.parametrize(
-    ("find", "nodes_in_memory", "in_parts"),
-    [
-        ("auto", 10**6, False),
-        ("auto", 30, True),
-        ("whole", 30, False),
-        ("hierarchical", 10**6, True),
-    ],
-)
-def test_find_auto_decides_by_the_number_of_nodes(
-    make_experiment: Make, find: str, nodes_in_memory: int, in_parts: bool
+@pytest.mark.parametrize(("more", "in_parts"), [(0, False), (-1, True)])
+def test_a_graph_is_found_in_parts_if_it_has_more_nodes_than_nodes_in_memory(
+    make_experiment: Make, more: int, in_parts: bool
 ) -> None:
-    settings = (f"segment.find={find}", f"segment.nodes_in_memory={nodes_in_memory}")
-    experiment = make_experiment("a", COARSE, *settings)
+    layout = make_experiment("a").layout
+    nodes = StoredGraph(open_store(make_experiment("a")).rag, GraphSource.of(layout)).count_nodes()
+    experiment = make_experiment("a", COARSE, f"segment.nodes_in_memory={nodes + more}")
     inputs = open_inputs(experiment.layout, experiment.table(STAGE, SegmentConfig))
     graph = stage._find_segments(inputs, StoredGraph(open_store(experiment).rag, inputs.source), "mean")
     assert isinstance(graph, PartitionedGraph) == in_parts
 
 
-def test_find_is_no_part_of_any_key(make_experiment: Make) -> None:
+def test_nodes_in_memory_is_no_part_of_any_key(make_experiment: Make) -> None:
     one, other = make_experiment("a", COARSE), make_experiment("a", *PARTS)
     keys = [open_inputs(e.layout, e.table(STAGE, SegmentConfig)).tables_key("mean") for e in (one, other)]
     assert keys[0] == keys[1]
-    assert SegmentConfig().find == "auto"
 
 
 def test_files_of_a_killed_run_are_removed_by_the_next_that_finishes(make_experiment: Make) -> None:

@@ -44,7 +44,7 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
         (),
         ("compute.runner=daisy",),
         ('segment.block_shape="5, 7, 9 vox"',),
-        ("segment.find=hierarchical", "segment.nodes_in_memory=20"),
+        ("segment.nodes_in_memory=20",),
     ],
 )
 def test_segments_with_fewer_voxels_are_background_for_any_block_worker_or_part_of_the_graph(
@@ -100,6 +100,24 @@ def test_both_segmentations_and_their_tables_exist_side_by_side(make_experiment:
     assert Segment().verify(plain)["verified"]
 
 
+def test_what_a_killed_run_without_it_left_is_not_used(make_experiment: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph in parts: workers map the tables that the killed run wrote for them."""
+    plain, cleaned = (make_experiment("a", *SET, "segment.nodes_in_memory=20", *some) for some in ((), (SMALLEST,)))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lsdflow_segment.stage.run_task", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Segment().run(plain)
+    assert list((plain.layout.luts / ".parts").rglob("lut_*.npy"))
+    Segment().run(cleaned)
+    found = segmentation(cleaned)
+    Segment().run(plain)
+    assert np.array_equal(found, without_small(segmentation(plain)))
+
+
 def test_the_threshold_that_is_advised_without_truth_does_not_depend_on_it(make_experiment: Make) -> None:
     plain, cleaned = (make_experiment(name, *some, truth=False) for name, some in (("a", ()), ("b", (SMALLEST,))))
     Segment().run(plain)
@@ -111,4 +129,7 @@ def test_a_segmentation_of_which_nothing_is_left_is_written_and_counted(make_exp
     experiment = make_experiment("a", *SET, "segment.min_segment_vox=1000000")
     Segment().run(experiment)
     assert not segmentation(experiment).any()
-    assert (facts_of(experiment)["segments"], facts_of(experiment)["largest_segment"]) == (0, 0)
+    facts = facts_of(experiment)
+    assert (facts["segments"], facts["largest_segment"]) == (0, 0)
+    luts = find_luts(luts_of(experiment.layout, read_manifest(experiment.layout, "segment")), "watershed-key-identity")
+    assert {(known.facts["segments"], known.facts["largest_segment_vox"]) for known in luts} == {(0, 0)}

@@ -50,6 +50,8 @@ def show_folder(folder: Path, listening: Listening | None, at: str | None = None
     and `snapshot_layers`.
     """
     if is_snapshot(folder):
+        if export:
+            raise UsageError("a snapshot has no coarser levels", where="--export", fix="leave --export out")
         with snapshot_layers(folder) as layers:
             _show(layers, listening, at)
         return

@@ -62,15 +62,10 @@ class SegmentConfig(StrictModel):
         pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$",
         description="sub-folder of luts/ for the lookup tables; empty = none",
     )
-    find: Literal["auto", "whole", "hierarchical"] = Field(
-        default="auto",
-        description="whether all nodes are held in memory at once or the graph is processed in parts; does not change "
-        "the result; auto: decided by nodes_in_memory",
-    )
     nodes_in_memory: int = Field(
         default=1 << 24,
         ge=1,
-        description="find = auto: graphs with more nodes are processed in parts of this many nodes, some 60 bytes "
-        "each; does not change the result",
+        description="graphs with more nodes are processed in parts of this many nodes, some 60 bytes each; does not "
+        "change the result",
     )
     zarr_format: Literal[2, 3] = Field(default=3, description="zarr format of the segmentation")

@@ -48,8 +48,7 @@ class SegmentInputs:
     def is_choice_of(self, manifest: Manifest) -> bool:
         """True if a finished result chose its threshold by the settings of now, among the same tables."""
         now = self.config.model_dump(mode="json")
-        made = {"min_segment_vox": 0, **manifest.config}
-        same = all(made.get(name) == now[name] for name in (*CHOOSING, *COMPUTING))
+        same = all(manifest.config.get(name) == now[name] for name in (*CHOOSING, *COMPUTING))
         of_graph = manifest.inputs == self.source.inputs
         same_network = manifest.facts.get("calibrated") == self.calibrated(self.merge_function)
         return same and of_graph and same_network and manifest.facts["merge_function"] == self.merge_function

@@ -201,10 +201,7 @@ def _choose(
 
 def _find_segments(inputs: SegmentInputs, stored: StoredGraph, merge_function: str) -> SegmentGraph:
     config, thresholds = inputs.config, inputs.thresholds
-    in_parts = config.find == "hierarchical"
-    if config.find == "auto":
-        in_parts = stored.count_nodes() > config.nodes_in_memory
-    if not in_parts:
+    if stored.count_nodes() <= config.nodes_in_memory:
         edges = stored.read_edges(merge_function)
         return find_in_memory(stored.fragments, edges, thresholds, min_segment_vox=config.min_segment_vox)
     # The folder is named by everything that decides its content, so that a killed run resumes with the same settings.

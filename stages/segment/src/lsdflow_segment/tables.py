@@ -98,7 +98,7 @@ def write_tables(folders: TableFolders, graph: SegmentGraph, choice: ThresholdCh
         row: dict[str, Any] = {
             "threshold": known.threshold,
             "segments": known.segments - known.small_segments,
-            "largest_segment_vox": known.largest_vox,
+            "largest_segment_vox": known.largest_vox if known.largest_vox >= folders.min_segment_vox else 0,
             "entropy_bits": known.entropy_bits,
             "change_to_next_bits": changes[number],
             "lut": path.name,
