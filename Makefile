@@ -16,7 +16,7 @@ TRAINING_STAGES := $(call STAGES_WITH,environment = "training")
 TORCH_STAGES := $(call STAGES_WITH,gpu = true)
 PLAIN_STAGES := $(filter-out $(TORCH_STAGES),$(BLOCKS_STAGES))
 BLOCKS_PACKAGES := _contract _command _runtime _network _metrics _descriptors _launch $(BLOCKS_STAGES)
-TRAINING_PACKAGES := _contract _command _network _training $(TRAINING_STAGES)
+TRAINING_PACKAGES := _contract _command _network _training _importers $(TRAINING_STAGES)
 TENSORFLOW_PACKAGES := $(TRAINING_PACKAGES) _tensorflow
 VIEW_PACKAGES := _contract _command _runtime _view
 LONGEST_TESTS := tests/pipeline tests/faults tests/runtime
@@ -242,7 +242,7 @@ MYPY_MODULES = $(foreach p,$(1),-p lsdflow_$(subst -,_,$(p:_%=%)))
 check-types: export MYPYPATH := $(shell echo stages/*/src | tr ' ' :)
 check-types: setup
 	.venv/blocks/bin/mypy -p lsdflow $(call MYPY_MODULES,$(BLOCKS_PACKAGES) _view)
-	.venv/training/bin/mypy $(call MYPY_MODULES,_training _tensorflow $(TRAINING_STAGES))
+	.venv/training/bin/mypy $(call MYPY_MODULES,_training _importers _tensorflow $(TRAINING_STAGES))
 	.venv/blocks/bin/mypy docs/generate
 
 stages:  ## write stages.toml into the files that cannot read it: wrappers of SLURM, compose services, the bake file

@@ -175,6 +175,7 @@ TESTS_OF_agglomerate := tests/stages/agglomerate
 TESTS_OF_segment := tests/stages/segment
 TESTS_OF_evaluate := tests/stages/evaluate
 TESTS_OF_training := tests/training
+TESTS_OF_importers := tests/training/test_import_torch.py
 TESTS_OF_train-lsd := tests/stages/train-lsd
 TESTS_OF_train-acrlsd := tests/stages/train-acrlsd
 TESTS_OF_tensorflow := tests/tensorflow/test_environment.py tests/tensorflow/test_network.py

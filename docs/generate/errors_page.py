@@ -18,7 +18,13 @@ from lsdflow_contract import errors
 
 FILLED_IN = "…"
 CLASSES = "stages/_contract/src/lsdflow_contract/errors.py"
-NOT_A_STAGE = {"_contract": "all", "_command": "all", "_runtime": "stages of blocks", "_training": "trainings"}
+NOT_A_STAGE = {
+    "_contract": "all",
+    "_command": "all",
+    "_runtime": "stages of blocks",
+    "_training": "trainings",
+    "_importers": "trainings",
+}
 INTRODUCTION = f"""\
 # Errors and exit codes
 

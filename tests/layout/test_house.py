@@ -17,7 +17,7 @@ from lsdflow_contract.experiment import GPU_STAGES, STAGES, TRAININGS
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = (
     *("_contract", "_command", "_runtime", "_network", "_metrics", "_descriptors"),
-    *("_training", "_tensorflow", "_launch", "_view"),
+    *("_training", "_importers", "_tensorflow", "_launch", "_view"),
 )
 
 # Who may import whom inside the house; a stage may import every package but _launch (and training never _runtime).
@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "_metrics": {"_contract"},
     "_descriptors": {"_contract"},
     "_training": {"_contract", "_command", "_network"},
-    "_tensorflow": {"_contract", "_command", "_network", "_training"},
+    "_importers": {"_contract", "_command", "_network", "_training"},
+    "_tensorflow": {"_contract", "_command", "_network", "_training", "_importers"},
     "_launch": {"_contract", "_command"},
     "_view": {"_contract", "_command", "_runtime"},
     **{
@@ -37,7 +38,7 @@ MAY_IMPORT = {
         for s in STAGES
         if s not in TRAININGS
     },
-    **{s: {"_contract", "_command", "_network", "_training"} for s in TRAININGS},
+    **{s: {"_contract", "_command", "_network", "_training", "_importers"} for s in TRAININGS},
 }
 # One import place for Python users, who have arrays: `import lsdflow`. No package of the house imports it.
 PYTHON_API = REPOSITORY / "stages" / "_launch" / "src" / "lsdflow" / "__init__.py"

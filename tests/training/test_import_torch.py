@@ -307,7 +307,7 @@ def test_an_acrlsd_network_without_its_lsd_network_is_refused(tmp_path: Path) ->
 
 
 def test_a_checkpoint_of_tensorflow_asks_for_tensorflow_where_there_is_none(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("lsdflow_training.importers.checkpoints._TENSORFLOW_READER", "no_such_reader")
+    monkeypatch.setattr("lsdflow_importers.checkpoints._TENSORFLOW_READER", "no_such_reader")
     (tmp_path / "train_net_checkpoint_9.index").touch()
     result = call(train_lsd, micro_experiment(tmp_path / "exp"), tmp_path / "train_net_checkpoint_9")
     assert result.exit_code == 78

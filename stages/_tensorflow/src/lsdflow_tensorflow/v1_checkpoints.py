@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData, MissingInput
-from lsdflow_training.importers.tf1 import GraphNode
+from lsdflow_importers.tf1 import GraphNode
 
 _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})$")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lsdflow_command.app import StageCommand, stage_app
+from lsdflow_importers.command import add_import
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
-from lsdflow_training.importers.command import add_import
 from lsdflow_training.processes.scaling import add_scaling
 
 SUMMARY = "Train the affinity network: behind a frozen LSD network (acrlsd), together with LSDs (mtlsd), or alone."

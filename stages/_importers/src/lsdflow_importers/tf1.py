@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import BadData, UsageError
 from lsdflow_contract.geometry import Vox3
-from lsdflow_training.importers.unet import Convolution, UNetLayers
+from lsdflow_importers.unet import Convolution, UNetLayers
 
 _OTHER_ACTIVATIONS = {"Elu", "Selu", "LeakyRelu", "Relu6", "Tanh", "Softplus", "Softsign"}
 _OTHER_POOLING = {"AvgPool3D", "AvgPool", "MaxPool"}

@@ -41,9 +41,9 @@ from lsdflow_contract.geometry import Lengths, Nm3, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, work_key
 from lsdflow_contract.trainings import make_current, training_outputs
+from lsdflow_importers.checkpoints import ExternalCheckpoint, read_external
 from lsdflow_network import shapes
 from lsdflow_network.bundle import save_bundle
-from lsdflow_training.importers.checkpoints import ExternalCheckpoint, read_external
 from lsdflow_training.profiles import PROFILES
 from lsdflow_training.stage import IMPORTED_CHECKPOINT
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from lsdflow_contract.errors import BadData
-from lsdflow_training.importers.unet import Convolution, UNetLayers
+from lsdflow_importers.unet import Convolution, UNetLayers
 
 _LEFT = re.compile(r"^(?P<prefix>.*?)l_conv\.(?P<level>\d+)\.conv_pass\.(?P<i>\d+)$")
 _RIGHT = re.compile(r"^(?P<prefix>.*?)r_conv\.(?:(?P<decoder>\d+)\.)?(?P<level>\d+)\.conv_pass\.(?P<i>\d+)$")

@@ -20,10 +20,10 @@ from torch import Tensor
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.hashing import hash_of, hash_of_file
+from lsdflow_importers import funlib, tf1
+from lsdflow_importers.tf1 import require_same_graph
+from lsdflow_importers.unet import ReadNetwork, as_bundled
 from lsdflow_training.checks import how_to_get_tensorflow
-from lsdflow_training.importers import funlib, tf1
-from lsdflow_training.importers.tf1 import require_same_graph
-from lsdflow_training.importers.unet import ReadNetwork, as_bundled
 
 _TENSORFLOW_READER = "lsdflow_tensorflow.v1_checkpoints"
 _TF1_PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")

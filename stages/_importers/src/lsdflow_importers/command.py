@@ -50,8 +50,8 @@ def add_import(app: typer.Typer, stage: str) -> None:
     ) -> None:
         """Import a network that another program trained, for use by `predict`."""
         with exit_codes(debug, as_json=json_):
-            from lsdflow_training.importers.importer import ImportOptions
-            from lsdflow_training.importers.importer import import_checkpoint as run_import
+            from lsdflow_importers.importer import ImportOptions
+            from lsdflow_importers.importer import import_checkpoint as run_import
 
             options = ImportOptions(
                 path=source.absolute(),
