@@ -166,7 +166,7 @@ test-core: setup
 	$(TRAINING_PYTEST) --durations=15 $(CORE_TRAINING)
 
 TESTED := $(patsubst _%,%,$(PACKAGE))
-PACKAGE_ENVIRONMENT := $(if $(filter train-lsd train-acrlsd training,$(TESTED)),training,$(if $(filter tensorflow view,$(TESTED)),$(TESTED),blocks))
+PACKAGE_ENVIRONMENT := $(if $(filter $(TRAINING_PACKAGES:_%=%),$(filter-out $(BLOCKS_PACKAGES:_%=%),$(TESTED))),training,$(if $(filter tensorflow view,$(TESTED)),$(TESTED),blocks))
 test-package: known-package setup $(if $(filter tensorflow view,$(TESTED)),setup-$(TESTED)) $(if $(filter view,$(TESTED)),.cache/readers/.installed)
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/$(PACKAGE_ENVIRONMENT)/bin/pytest $(IN_TWO) $(BY_FILE) $(TESTS_OF_$(TESTED))
 

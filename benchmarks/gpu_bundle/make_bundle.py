@@ -33,17 +33,8 @@ DATASETS = ("volumes/raw", "volumes/labels/neuron_ids", "volumes/labels/mask")
 LARGEST_MIB = 55
 NETWORKS = "lsdflow_predict/networks/"
 PACKAGES = (
-    *(
-        "_contract",
-        "_command",
-        "_runtime",
-        "_network",
-        "_metrics",
-        "_descriptors",
-        "_training",
-        "_importers",
-        "_launch",
-    ),
+    *("_contract", "_command", "_runtime", "_network", "_metrics", "_descriptors"),
+    *("_training", "_importers", "_launch"),
     *STAGES,
 )
 BENCHMARKS = (*("gpu.py", "gpu_machine.py", "network_data.py", "fib25.toml", "gpu_bundle"),)

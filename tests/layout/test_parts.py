@@ -77,6 +77,18 @@ def test_every_package_has_tests_of_its_own() -> None:
     assert {name.removeprefix("TESTS_OF_") for name in _lists() if name.startswith("TESTS_OF_")} == packages
 
 
+def test_the_tests_of_a_package_run_where_it_is_installed() -> None:
+    for name in _lists():
+        if name.startswith("TESTS_OF_"):
+            package = name.removeprefix("TESTS_OF_")
+            (line,) = _pytest_lines("test", f"PACKAGE={package}")
+            (environment,) = re.findall(r"\.venv/(\w+)/bin/pytest", line)
+            variable = f"$({environment.upper()}_PACKAGES)"
+            show = ["make", "-s", "--eval", f"show:; @echo {variable}", "show"]
+            installed = subprocess.run(show, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.split()
+            assert package in [folder.removeprefix("_") for folder in installed], (package, environment)
+
+
 def test_a_package_that_is_not_there_gives_one_message_with_the_list() -> None:
     command = ["make", "-n", "test", "PACKAGE=waterhsed"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
