@@ -16,8 +16,8 @@ from lsdflow_network.quantise import quantise_u8
 from lsdflow_predict.checkpoints import Networks
 from lsdflow_predict.cli import app
 from lsdflow_predict.config import PredictConfig
-from lsdflow_predict.inputs import open_inputs
 from lsdflow_predict.network_export import DESCRIPTION, export_network
+from lsdflow_predict.stage import inputs_of
 
 
 @pytest.mark.proves("DDP-23")
@@ -36,7 +36,7 @@ def test_a_program_without_lsdflow_gets_the_grey_levels_of_predict(make_experime
     assert described == {k: v for k, v in json.loads(result.stdout).items() if k != "wrote"}
     raw = np.random.default_rng(5).integers(0, 256, described["input_shape_vox"]).astype(np.uint8)
     found = dict(zip(outputs, network(torch.from_numpy(raw)), strict=True))
-    wanted = predicted(open_inputs(experiment, PredictConfig()).networks, raw)
+    wanted = predicted(inputs_of(experiment, PredictConfig()).networks, raw)
     for name, channels in outputs.items():
         assert tuple(found[name].shape) == (channels, *described["output_shape_vox"])
         assert np.array_equal(found[name].numpy(), wanted[name])
@@ -58,5 +58,5 @@ def test_an_existing_file_is_never_overwritten(make_experiment):
     out = experiment.layout.root / "network.pt"
     out.write_text("mine")
     with pytest.raises(OutputConflict, match="already"):
-        export_network(open_inputs(experiment, PredictConfig()).networks, out)
+        export_network(inputs_of(experiment, PredictConfig()).networks, out)
     assert out.read_text() == "mine"

@@ -38,9 +38,9 @@ def export_network(
     """Write the networks that `predict` would use to one TorchScript file, for C++ programs (libtorch)."""
     with opened_experiment(experiment, override, debug, json_) as opened:
         from lsdflow_predict import network_export  # torch takes seconds to load
-        from lsdflow_predict.inputs import open_inputs
+        from lsdflow_predict.stage import inputs_of
 
-        inputs = open_inputs(opened, opened.table("predict", PredictConfig))
+        inputs = inputs_of(opened, opened.table("predict", PredictConfig))
         facts = network_export.export_network(inputs.networks, out)
         typer.echo(json.dumps(facts) if json_ else f"wrote {out}: {_summary(facts)}")
 

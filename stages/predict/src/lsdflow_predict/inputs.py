@@ -6,14 +6,15 @@ takes seconds to load, is not needed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from lsdflow_contract.arrays import RAW
 from lsdflow_contract.checkpoint import Mode
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput
-from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.geometry import Geometry, Nm3, region_box
+from lsdflow_contract.geometry import Geometry, region_box
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_predict.checkpoints import Networks, choose_networks
 from lsdflow_predict.config import PredictConfig
@@ -41,24 +42,19 @@ class Inputs:
         return [self.affinities, *([self.lsds] if self.lsds else [])]
 
 
-def open_inputs(experiment: Experiment, config: PredictConfig) -> Inputs:
-    """Open the target and read the descriptions of the networks.
+def open_inputs(layout: ExperimentLayout, mode: Mode, config: PredictConfig, resolve: Callable[[str], Path]) -> Inputs:
+    """Open the target and read the descriptions of the networks; `resolve` finds the paths of `config`.
 
     Raises MissingInput (66), BadData (65), ContractMismatch (76) or ConfigError (78) for what cannot be used.
     """
-    raw = open_raw(experiment.layout.target_volume)
+    raw = open_raw(layout.target_volume)
     voxel_size_nm = raw.geometry.voxel_size_nm
-    networks = choose_networks_of(experiment, config, voxel_size_nm)
+    networks = choose_networks(layout, mode, config, voxel_size_nm, resolve)
     region = region_box(config.roi, voxel_size_nm, raw.box, "predict.roi")
-    check_mode(experiment.common.mode, config)
-    identities = {"prepare": read_manifest(experiment.layout, "prepare").identity, **networks.weights}
+    check_mode(mode, config)
+    identities = {"prepare": read_manifest(layout, "prepare").identity, **networks.weights}
     affinities, lsds = tile_networks(networks, config, region, voxel_size_nm)
     return Inputs(raw, identities, networks, affinities, lsds)
-
-
-def choose_networks_of(experiment: Experiment, config: PredictConfig, voxel_size_nm: Nm3) -> Networks:
-    """The networks of an experiment for a target of `voxel_size_nm`; raises as `choose_networks`."""
-    return choose_networks(experiment.layout, experiment.common.mode, config, voxel_size_nm, experiment.resolve)
 
 
 def open_raw(container: Path) -> Volume:

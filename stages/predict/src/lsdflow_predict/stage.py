@@ -20,12 +20,12 @@ import numpy as np
 from lsdflow_contract.arrays import LSDS, affinities_to
 from lsdflow_contract.errors import StageError, problems_of
 from lsdflow_contract.experiment import ComputeTable, Experiment
-from lsdflow_contract.geometry import region_box
+from lsdflow_contract.geometry import Nm3, region_box
 from lsdflow_contract.manifest import Manifest, read_manifest, work_key
 from lsdflow_network.devices import device_facts, require_precision
-from lsdflow_predict.checkpoints import check_weights
+from lsdflow_predict.checkpoints import Networks, check_weights, choose_networks
 from lsdflow_predict.config import PredictConfig
-from lsdflow_predict.inputs import Inputs, check_mode, choose_networks_of, open_inputs, open_mask, open_raw
+from lsdflow_predict.inputs import Inputs, check_mode, open_inputs, open_mask, open_raw
 from lsdflow_predict.resources import (
     block_bytes,
     check_main_memory,
@@ -58,7 +58,7 @@ class Predict(BlockStage):
     def passes(self, experiment: Experiment) -> list[BlockTask]:
         """The pass; everything that can be refused without the networks' weights is refused here."""
         config = experiment.table(STAGE, PredictConfig)
-        return [_task(experiment, config, open_inputs(experiment, config))]
+        return [_task(experiment, config, inputs_of(experiment, config))]
 
     def problems(self, experiment: Experiment) -> list[StageError]:
         """All problems of settings, volumes and networks. Needs no GPU unless the settings name one."""
@@ -78,7 +78,7 @@ class Predict(BlockStage):
     def process(self, experiment: Experiment) -> Manifest:
         """Predict the blocks that are not done. Weights, mask and precision are checked first."""
         config = experiment.table(STAGE, PredictConfig)
-        inputs = open_inputs(experiment, config)
+        inputs = inputs_of(experiment, config)
         _check_precision(experiment.compute, config)
         check_weights(inputs.networks)
         _open_mask(experiment, config, inputs.raw)
@@ -87,7 +87,7 @@ class Predict(BlockStage):
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """Blocks, bytes, main memory of a worker, and seconds as far as they are known."""
         config = experiment.table(STAGE, PredictConfig)
-        inputs = open_inputs(experiment, config)
+        inputs = inputs_of(experiment, config)
         task = _task(experiment, config, inputs)
         return {**plan_task(task), **_estimate(experiment.compute, inputs, task)}
 
@@ -186,6 +186,15 @@ def _resolved(config: PredictConfig, inputs: Inputs, setup: str) -> dict[str, An
     return {**config.model_dump(mode="json"), "resolved": resolved}
 
 
+def inputs_of(experiment: Experiment, config: PredictConfig) -> Inputs:
+    """The target and the networks of an experiment. Raises as `open_inputs`."""
+    return open_inputs(experiment.layout, experiment.common.mode, config, experiment.resolve)
+
+
+def _networks(experiment: Experiment, config: PredictConfig, voxel_size_nm: Nm3) -> Networks:
+    return choose_networks(experiment.layout, experiment.common.mode, config, voxel_size_nm, experiment.resolve)
+
+
 def _open_mask(experiment: Experiment, config: PredictConfig, raw: Volume) -> Volume | None:
     return open_mask(experiment.layout.target_volume, config.mask, raw.geometry)
 
@@ -200,7 +209,7 @@ def _problems_of_target(experiment: Experiment, config: PredictConfig) -> list[S
 
     def check_memory() -> None:
         """ConfigError if the workers of this machine need more main memory than it has."""
-        networks = choose_networks_of(experiment, config, voxel_size_nm)
+        networks = _networks(experiment, config, voxel_size_nm)
         region = region_box(config.roi, voxel_size_nm, raw.box, "predict.roi")
         tiled = tile_networks(networks, config, region, voxel_size_nm)
         check_main_memory(*tiled, compute, _workers_here(compute))
@@ -209,7 +218,7 @@ def _problems_of_target(experiment: Experiment, config: PredictConfig) -> list[S
         [
             lambda: _open_mask(experiment, config, raw),
             lambda: region_box(config.roi, voxel_size_nm, raw.box, "predict.roi"),
-            lambda: check_weights(choose_networks_of(experiment, config, voxel_size_nm)),
+            lambda: check_weights(_networks(experiment, config, voxel_size_nm)),
         ]
     )
     # Workers on a named GPU need little main memory, and `problems` reports a GPU that does not exist.

@@ -52,7 +52,7 @@ def sample(
 
         from lsdflow_prepare.look import sample_of_target
 
-        values = sample_of_target(opened, shape)
+        values = sample_of_target(opened.table("prepare", PrepareConfig).target, opened.resolve, shape)
         with storage_errors(out):
             np.save(out, values)
         typer.echo(json.dumps({"shape_vox": values.shape}) if json_ else f"wrote {out}: uint8 {values.shape}")

@@ -44,12 +44,13 @@ class Overlay:
 class VolumeInputs:
     """Open inputs of one volume; `region` is the part of raw that is prepared, `geometry` that of the whole raw.
 
-    `factors`: how many voxels of raw make a prepared one, if the volume is resampled.
+    `resolve`: what finds the paths of the table. `factors`: how many voxels of raw make a prepared one, if the volume
+    is resampled.
     """
 
     name: str
-    role: str
     table: TrainingVolume | TargetVolume
+    resolve: Resolve
     raw: SourceVolume
     geometry: Geometry
     region: Box
@@ -62,6 +63,11 @@ class VolumeInputs:
     def label(self) -> str:
         """ "target", or "training/" and its name."""
         return f"training/{self.name}" if self.role == "training" else "target"
+
+    @property
+    def role(self) -> str:
+        """ "training" or "target"."""
+        return "training" if isinstance(self.table, TrainingVolume) else "target"
 
     @property
     def sources(self) -> dict[str, SourceVolume]:
@@ -141,13 +147,12 @@ def open_inputs(
     name: str, table: TrainingVolume | TargetVolume, resolve: Resolve, findings: Findings
 ) -> VolumeInputs | None:
     """Open raw, labels and mask of a volume; problems are added to `findings`. None if raw or labels are unusable."""
-    role = "training" if isinstance(table, TrainingVolume) else "target"
     found = len(findings.errors)
     with ExitStack() as opened:
         inputs = None
         with findings.collecting():
             raw = opened.enter_context(open_source(resolve(table.raw), table.raw_dataset, RAW.dataset))
-            inputs = _place_raw(name, role, table, raw, findings)
+            inputs = _place_raw(name, table, resolve, raw, findings)
         for spec in (LABELS, MASK):
             with findings.collecting():
                 source = _open_overlay(spec.dataset, table, resolve)
@@ -169,8 +174,9 @@ def fix_key(name: str, role: str) -> str:
 
 
 def _place_raw(
-    name: str, role: str, table: TrainingVolume | TargetVolume, raw: SourceVolume, findings: Findings
+    name: str, table: TrainingVolume | TargetVolume, resolve: Resolve, raw: SourceVolume, findings: Findings
 ) -> VolumeInputs:
+    role = "training" if isinstance(table, TrainingVolume) else "target"
     refuse_type(raw.dtype, raw.where)
     _refuse_channels(raw, table.raw_channel)
     if raw.palette:
@@ -189,7 +195,7 @@ def _place_raw(
     ignored = tuple(_region(item, geometry, f"{field[:-4]}.ignore_regions") for item in table.ignore_regions)
     wanted_nm = _resampled_size_nm(table) or geometry.voxel_size_nm
     factors = factors_to(geometry.voxel_size_nm, wanted_nm, f"{field[:-4]}.resample_to", raw.where)
-    return VolumeInputs(name, role, table, raw, geometry, region, ignored=ignored, factors=factors)
+    return VolumeInputs(name, table, resolve, raw, geometry, region, ignored=ignored, factors=factors)
 
 
 def _resampled_size_nm(table: TrainingVolume | TargetVolume) -> Nm3 | None:

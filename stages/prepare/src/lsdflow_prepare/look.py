@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import LABELS, RAW
 from lsdflow_contract.errors import ConfigError, MissingInput
-from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_prepare.config import PrepareConfig, TargetVolume
@@ -25,6 +24,7 @@ from lsdflow_prepare.statistics import LabelStatistics
 from lsdflow_prepare.survey import read_until, sample_boxes
 from lsdflow_prepare.volume_passes import STAGE, bytes_needed, make_block, open_volume_inputs, passes_of
 from lsdflow_runtime.blocks import Block
+from lsdflow_runtime.engine.block_task import TaskOfStage
 from lsdflow_runtime.engine.planning import describe_outputs
 from lsdflow_runtime.formats.detect import open_source
 
@@ -35,7 +35,7 @@ TARGET = "target"
 EVERY_NTH_VOXEL = 4
 
 
-def look_at(inputs: VolumeInputs, resolve: Resolve, deadline: float) -> dict[str, Any]:
+def look_at(inputs: VolumeInputs, deadline: float) -> dict[str, Any]:
     """Facts of one volume; grey values and labels are read from as many blocks as the deadline allows."""
     boxes, whole = sample_boxes(inputs.region)
     values: list[NDArray[np.generic]] = []
@@ -60,7 +60,7 @@ def look_at(inputs: VolumeInputs, resolve: Resolve, deadline: float) -> dict[str
         "grey_percentiles": _percentiles(grey),
         "whole": complete,
         "labels": _labels(inputs, labels),
-        "labels_beside": _labels_beside(inputs, resolve),
+        "labels_beside": _labels_beside(inputs),
     }
 
 
@@ -79,15 +79,14 @@ def _percentiles(values: NDArray[Any]) -> dict[str, float]:
     return {str(share): float(np.percentile(finite, share)) for share in PERCENTILES} if finite.size else {}
 
 
-def sample_of_target(experiment: Experiment, shape_vox: Vox3) -> NDArray[np.uint8]:
+def sample_of_target(table: TargetVolume | None, resolve: Resolve, shape_vox: Vox3) -> NDArray[np.uint8]:
     """The middle of the target as prepare writes it, u8 (z, y, x): `shape_vox`, or less where the volume ends.
 
     Raises the first problem of the volume.
     """
-    table = experiment.table(STAGE, PrepareConfig).target
     if table is None:
         raise ConfigError("there is no target volume", where=STAGE, fix="give [prepare.target]")
-    with open_volume_inputs(TARGET, table, experiment.resolve) as inputs:
+    with open_volume_inputs(TARGET, table, resolve) as inputs:
         whole = inputs.output_geometry.shape_vox
         z, y, x = (min(n, wanted) for n, wanted in zip(whole, shape_vox, strict=True))
         box = Box(((whole[0] - z) // 2, (whole[1] - y) // 2, (whole[2] - x) // 2), (z, y, x))
@@ -106,34 +105,34 @@ def _labels(inputs: VolumeInputs, found: LabelStatistics) -> dict[str, Any] | No
     }
 
 
-def _labels_beside(inputs: VolumeInputs, resolve: Resolve) -> bool:
+def _labels_beside(inputs: VolumeInputs) -> bool:
     """True if the container of a target without configured truth has labels at the usual path."""
     if inputs.labels is not None or not isinstance(inputs.table, TargetVolume):
         return False
     try:
-        with open_source(resolve(inputs.table.raw), LABELS.dataset) as source:
+        with open_source(inputs.resolve(inputs.table.raw), LABELS.dataset) as source:
             return source.where != inputs.raw.where
     except (MissingInput, ConfigError):
         return False
 
 
-def describe_volumes(experiment: Experiment) -> None:
+def describe_volumes(of_stage: TaskOfStage, table: PrepareConfig, resolve: Resolve) -> None:
     """Write the volumes that can be opened, without voxels, and a manifest that lists them, for `lsdflow plan`.
 
     Every voxel of a label volume counts as labelled, because the true number requires reading the volume. Raises the
     first problem if no volume can be opened.
     """
-    table, findings = experiment.table(STAGE, PrepareConfig), Findings()
+    layout, findings = of_stage["layout"], Findings()
     reports, outputs, size = {}, {}, 0
     for name, volume in table.volumes():
-        inputs = open_inputs(name, volume, experiment.resolve, findings)
+        inputs = open_inputs(name, volume, resolve, findings)
         if inputs is None:
             continue
         label = inputs.label
         with inputs:
             made, key = inputs.output_geometry, hash_of([label, volume.model_dump(mode="json")])
-            outputs[label] = experiment.layout.result(STAGE, key) / f"{name}.zarr"
-            for task in passes_of(experiment, inputs, outputs[label], key, {}):
+            outputs[label] = layout.result(STAGE, key) / f"{name}.zarr"
+            for task in passes_of(of_stage, inputs, outputs[label], key, {}):
                 describe_outputs(task)
             size += bytes_needed(made.shape_vox, inputs.labels is not None)
             reports[label] = VolumeReport(
@@ -147,6 +146,6 @@ def describe_volumes(experiment: Experiment) -> None:
         raise findings.errors[0] if findings.errors else ConfigError("no volume is given", where=STAGE)
     opened = [volume for volume in table.training if f"training/{volume.name}" in reports]
     table = table.model_copy(update={"training": opened, "target": table.target if TARGET in reports else None})
-    manifest = make_manifest(experiment, table, reports, outputs, warnings=[], seconds=0.0)
+    manifest = make_manifest(layout.root, table, reports, outputs, warnings=[], seconds=0.0)
     manifest.facts["bytes_expected"] = size
-    manifest.write(experiment.layout)
+    manifest.write(layout)

@@ -15,7 +15,6 @@ from pydantic import Field, ValidationError
 
 from lsdflow_contract.arrays import LABELS
 from lsdflow_contract.errors import BadData, MissingInput
-from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, work_key
 from lsdflow_contract.model import StrictModel
@@ -123,7 +122,7 @@ def read_report(passes: Sequence[VolumePass]) -> VolumeReport | None:
 
 
 def make_manifest(
-    experiment: Experiment,
+    root: Path,
     table: PrepareConfig,
     reports: dict[str, VolumeReport],
     outputs: dict[str, Path],
@@ -131,7 +130,10 @@ def make_manifest(
     warnings: list[str],
     seconds: float,
 ) -> Manifest:
-    """The manifest of all volumes; reports and outputs by label, training volumes in the order of the table."""
+    """The manifest of all volumes; reports and outputs by label, training volumes in the order of the table.
+
+    root: the folder of the experiment, to which the outputs are relative.
+    """
     config = table.model_dump(mode="json")
     inputs = {label: report.key for label, report in reports.items()}
     facts = {label: dict(report.facts) for label, report in reports.items()}
@@ -147,7 +149,7 @@ def make_manifest(
         key=key,
         config=config,
         inputs=inputs,
-        outputs={label: path.relative_to(experiment.layout.root).as_posix() for label, path in outputs.items()},
+        outputs={label: path.relative_to(root).as_posix() for label, path in outputs.items()},
         facts={"volumes": facts, "warnings": warnings, "seconds": seconds},
         identity=hash_of({"key": key, "made": made}),
     )

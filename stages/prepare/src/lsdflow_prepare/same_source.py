@@ -21,7 +21,6 @@ from typing import Any
 from lsdflow_command.progress import Progress
 from lsdflow_contract.arrays import LABELS, MASK, RAW
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
-from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.sealing import read_sealed, write_sealed
@@ -29,6 +28,7 @@ from lsdflow_prepare import volume_passes
 from lsdflow_prepare.config import without_paths
 from lsdflow_prepare.inputs import VolumeInputs
 from lsdflow_prepare.volume_passes import STAGE, VolumePass, parameters_of, passes_of, provenance_of
+from lsdflow_runtime.engine.block_task import TaskOfStage
 
 LOG = logging.getLogger("lsdflow.prepare")
 
@@ -43,7 +43,7 @@ def containers(layout: ExperimentLayout, label: str) -> list[Path]:
 
 
 def recognised(
-    experiment: Experiment, inputs: VolumeInputs, passes: list[VolumePass], *, compare: bool
+    of_stage: TaskOfStage, inputs: VolumeInputs, passes: list[VolumePass], *, compare: bool
 ) -> list[VolumePass]:
     """`passes`, or those of an earlier volume that was prepared with the same settings from the same voxels.
 
@@ -52,7 +52,7 @@ def recognised(
     """
     if provenance_of(passes[0].container, inputs.output_geometry).get("key") == passes[0].volume_key:
         return passes
-    made = [_of_same_settings(experiment, inputs, place) for place in containers(experiment.layout, inputs.label)]
+    made = [_of_same_settings(of_stage, inputs, place) for place in containers(of_stage["layout"], inputs.label)]
     earlier = [known for known in made if known and _has_same_forms(inputs, known)]
     unread = [
         known
@@ -94,7 +94,7 @@ def refuse_changed(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> None:
         )
 
 
-def _of_same_settings(experiment: Experiment, inputs: VolumeInputs, container: Path) -> list[VolumePass]:
+def _of_same_settings(of_stage: TaskOfStage, inputs: VolumeInputs, container: Path) -> list[VolumePass]:
     """The passes of the volume when it was prepared; empty if the settings or the set of sources differ."""
     found = provenance_of(container, inputs.output_geometry)
     settings, sources = without_paths(found.get("parameters")), found.get("inputs")
@@ -104,7 +104,7 @@ def _of_same_settings(experiment: Experiment, inputs: VolumeInputs, container: P
         or set(sources) != set(inputs.states)
     ):
         return []
-    return passes_of(experiment, inputs, container, str(found.get("key", "")), sources)
+    return passes_of(of_stage, inputs, container, str(found.get("key", "")), sources)
 
 
 def _difference(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> str:

@@ -32,7 +32,14 @@ from lsdflow_prepare.report import (
 )
 from lsdflow_prepare.same_source import containers, recognised, refuse_changed, remember
 from lsdflow_prepare.survey import survey
-from lsdflow_prepare.volume_passes import STAGE, VolumePass, bytes_needed, new_volume, pass_with_key
+from lsdflow_prepare.volume_passes import (
+    STAGE,
+    VolumePass,
+    bytes_needed,
+    new_volume,
+    pass_with_key,
+    with_marks_in_files,
+)
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.engine.block_stage import BlockStage
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
@@ -57,7 +64,8 @@ class Prepare(BlockStage):
 
     def pass_of(self, experiment: Experiment, key: str) -> BlockTask:
         """The pass with this key. ContractMismatch (76) if there is none."""
-        task = pass_with_key(experiment, key)
+        volumes = experiment.table(STAGE, PrepareConfig).volumes()
+        task = pass_with_key(with_marks_in_files(experiment), volumes, experiment.resolve, key)
         if task is None:
             raise ContractMismatch("the coordinator writes a volume that this worker does not have", found=key[:12])
         return task
@@ -112,7 +120,8 @@ class Prepare(BlockStage):
 
     def describe(self, experiment: Experiment) -> None:
         """Write the metadata of all volumes and a manifest to `experiment.descriptions`."""
-        describe_volumes(experiment)
+        table = experiment.table(STAGE, PrepareConfig)
+        describe_volumes(with_marks_in_files(experiment), table, experiment.resolve)
 
     def status(self, experiment: Experiment) -> dict[str, Any]:
         """Whether each volume is finished."""
@@ -178,7 +187,7 @@ def look(experiment: Experiment) -> dict[str, Any]:
         for number, inputs in enumerate(volumes, start=1):
             deadline = time.monotonic() + SURVEY_SECONDS / (len(volumes) - number + 1)
             with findings.collecting():
-                seen[inputs.label] = look_at(inputs, experiment.resolve, deadline)
+                seen[inputs.label] = look_at(inputs, deadline)
     return {"volumes": seen, "problems": [error.as_dict() for error in findings.errors]}
 
 
@@ -190,7 +199,7 @@ def _finish(
     started: float,
 ) -> None:
     """Write all volumes, then the manifest; until then an earlier result remains current."""
-    table = experiment.table(STAGE, PrepareConfig)
+    table, layout = experiment.table(STAGE, PrepareConfig), experiment.layout
     key = key_of_all(table, {v.label: tasks[0].volume_key for v, tasks in zip(volumes, passes, strict=True)})
     reports: dict[str, VolumeReport] = {}
     for inputs, tasks in zip(volumes, passes, strict=True):
@@ -208,8 +217,8 @@ def _finish(
                 findings.warn(inputs.name, text)
     outputs = {inputs.label: tasks[0].container for inputs, tasks in zip(volumes, passes, strict=True)}
     seconds = time.time() - started
-    manifest = make_manifest(experiment, table, reports, outputs, warnings=findings.warnings, seconds=seconds)
-    _leave_manifest(experiment.layout, manifest)
+    manifest = make_manifest(layout.root, table, reports, outputs, warnings=findings.warnings, seconds=seconds)
+    _leave_manifest(layout, manifest)
 
 
 def _leave_manifest(layout: ExperimentLayout, manifest: Manifest) -> None:
@@ -262,7 +271,8 @@ def _raise_first(findings: Findings) -> None:
 
 def _passes(experiment: Experiment, inputs: VolumeInputs, *, compare: bool = True) -> list[VolumePass]:
     """The passes that write a volume. compare: see `recognised`."""
-    return recognised(experiment, inputs, new_volume(experiment, inputs), compare=compare)
+    of_stage = with_marks_in_files(experiment)
+    return recognised(of_stage, inputs, new_volume(of_stage, inputs), compare=compare)
 
 
 def _each(volumes: list[VolumeInputs], passes: list[list[VolumePass]]) -> Iterator[tuple[VolumeInputs, VolumePass]]:

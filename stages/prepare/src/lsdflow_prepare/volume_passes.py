@@ -19,7 +19,7 @@ store of the experiment is MongoDB, so that prepare needs no server.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,20 +29,20 @@ import numpy as np
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW, ArraySpec
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput
-from lsdflow_contract.experiment import Experiment, StoreTable
+from lsdflow_contract.experiment import ComputeTable, Experiment, StoreTable
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import work_key
-from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
+from lsdflow_prepare.config import TargetVolume, TrainingVolume
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.greyscale import to_u8
-from lsdflow_prepare.inputs import VolumeInputs, open_inputs
+from lsdflow_prepare.inputs import Resolve, VolumeInputs, open_inputs
 from lsdflow_prepare.placement import moved
 from lsdflow_prepare.resampling import resampled_grey, resampled_ids
 from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
 from lsdflow_prepare.survey import refuse_missing_chunks
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, task_of_stage
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, TaskOfStage, task_of_stage
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
 STAGE = "prepare"
@@ -93,12 +93,17 @@ class VolumePass(BlockTask):
         return hash_of({str(number): record["checksums"] for number, record in sorted(records.items())})
 
 
-def new_volume(experiment: Experiment, inputs: VolumeInputs) -> list[VolumePass]:
+def with_marks_in_files(experiment: Experiment) -> TaskOfStage:
+    """What the passes of all volumes have in common."""
+    return task_of_stage(STAGE, replace(experiment, store=StoreTable(engine="files")))
+
+
+def new_volume(of_stage: TaskOfStage, inputs: VolumeInputs) -> list[VolumePass]:
     """The passes that write the volume in a folder of its key."""
     sources = {name: hash_of(state) for name, state in inputs.states.items()}
     key = work_key(STAGE, parameters_of(inputs), sources)
-    container = experiment.layout.result(STAGE, key) / f"{inputs.name}.zarr"
-    return passes_of(experiment, inputs, container, key, sources)
+    container = of_stage["layout"].result(STAGE, key) / f"{inputs.name}.zarr"
+    return passes_of(of_stage, inputs, container, key, sources)
 
 
 def parameters_of(inputs: VolumeInputs) -> dict[str, Any]:
@@ -107,15 +112,15 @@ def parameters_of(inputs: VolumeInputs) -> dict[str, Any]:
 
 
 def passes_of(
-    experiment: Experiment, inputs: VolumeInputs, container: Path, volume_key: str, sources: Mapping[str, str]
+    of_stage: TaskOfStage, inputs: VolumeInputs, container: Path, volume_key: str, sources: Mapping[str, str]
 ) -> list[VolumePass]:
     """The passes of the volume in `container`; `sources`: a hash of the state of each source."""
     contents: list[Content] = ["raw"] if inputs.labels is None else ["raw", "labels"]
-    return [_pass(experiment, inputs, container, volume_key, sources, content) for content in contents]
+    return [_pass(of_stage, inputs, container, volume_key, sources, content) for content in contents]
 
 
 def _pass(
-    experiment: Experiment,
+    of_stage: TaskOfStage,
     inputs: VolumeInputs,
     container: Path,
     volume_key: str,
@@ -130,8 +135,9 @@ def _pass(
     edge = block_shape(grid.shape_vox, chunk, needed, decoded)
     plan = BlockPlan(grid.box, edge)
     z, y, x = (min(chunk, length) for length in grid.shape_vox)
+    of_pass: TaskOfStage = {**of_stage, "compute": _compute_of_pass(of_stage["compute"], len(plan))}
     return VolumePass(
-        **task_of_stage(STAGE, _experiment_of_pass(experiment, len(plan))),
+        **of_pass,
         key=volume_key[:8] + hash_of([volume_key, inputs.label, content])[8:],
         config=parameters_of(inputs),
         inputs=dict(sources),
@@ -140,26 +146,28 @@ def _pass(
             spec.dataset: OutputArray(container, spec, grid, grid.box, edge, 2, chunk_shape_vox=(z, y, x))
             for spec in SPECS[content]
         },
-        open=lambda: _opened(inputs.name, inputs.table, experiment.resolve, content),
+        open=lambda: _opened(inputs.name, inputs.table, inputs.resolve, content),
         label=f"{inputs.label} {content}",
         content=content,
         volume_key=volume_key,
     )
 
 
-def pass_with_key(experiment: Experiment, key: str) -> VolumePass | None:
+def pass_with_key(
+    of_stage: TaskOfStage, volumes: Sequence[tuple[str, TrainingVolume | TargetVolume]], resolve: Resolve, key: str
+) -> VolumePass | None:
     """The pass with a key, whose arrays the coordinator has created; None if there is none.
 
     The sources are opened, but their files are not examined.
     """
-    folder = experiment.layout.result(STAGE, key)
-    for name, table in experiment.table(STAGE, PrepareConfig).volumes():
+    folder = of_stage["layout"].result(STAGE, key)
+    for name, table in volumes:
         found = provenance_of(folder / f"{name}.zarr")
         if not found:
             continue
-        with open_volume_inputs(name, table, experiment.resolve) as inputs:
+        with open_volume_inputs(name, table, resolve) as inputs:
             sources = found.get("inputs", {})
-            tasks = passes_of(experiment, inputs, folder / f"{name}.zarr", str(found.get("key", "")), sources)
+            tasks = passes_of(of_stage, inputs, folder / f"{name}.zarr", str(found.get("key", "")), sources)
         for task in tasks:
             if task.key == key:
                 return task
@@ -167,9 +175,7 @@ def pass_with_key(experiment: Experiment, key: str) -> VolumePass | None:
 
 
 @contextmanager
-def open_volume_inputs(
-    name: str, table: TrainingVolume | TargetVolume, resolve: Callable[[str], Path]
-) -> Iterator[VolumeInputs]:
+def open_volume_inputs(name: str, table: TrainingVolume | TargetVolume, resolve: Resolve) -> Iterator[VolumeInputs]:
     """The open inputs of a volume. Raises its first problem."""
     findings = Findings()
     inputs = open_inputs(name, table, resolve, findings)
@@ -191,16 +197,13 @@ def provenance_of(container: Path, grid: Geometry | None = None) -> dict[str, An
     return {}
 
 
-def _experiment_of_pass(experiment: Experiment, blocks: int) -> Experiment:
-    compute = experiment.compute
-    if blocks < BLOCKS_FOR_WORKERS:
-        compute = compute.model_copy(update={"runner": "serial"})
-    return replace(experiment, store=StoreTable(engine="files"), compute=compute)
+def _compute_of_pass(compute: ComputeTable, blocks: int) -> ComputeTable:
+    return compute.model_copy(update={"runner": "serial"}) if blocks < BLOCKS_FOR_WORKERS else compute
 
 
 @contextmanager
 def _opened(
-    name: str, table: TrainingVolume | TargetVolume, resolve: Callable[[str], Path], content: Content
+    name: str, table: TrainingVolume | TargetVolume, resolve: Resolve, content: Content
 ) -> Iterator[BlockFunction]:
     """The block function of a pass, with its own open sources."""
     with open_volume_inputs(name, table, resolve) as inputs:
