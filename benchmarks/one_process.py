@@ -74,7 +74,7 @@ def main() -> None:
     experiment = load_experiment(root)
     layout, grid = experiment.layout, target_grid(experiment.layout)
     segmented, counting, inputs = (
-        open_segmented(experiment, grid),
+        open_segmented(experiment.layout, grid),
         require_counting(experiment),
         open_inputs(layout, experiment.table("segment", SegmentConfig)),
     )

@@ -123,6 +123,16 @@ def test_the_python_api_imports_of_stages_only_what_it_calls_and_never_a_trainin
     assert not {"lsdflow_training", "lsdflow_train_lsd", "lsdflow_train_acrlsd"} & _imported(PYTHON_API)
 
 
+def test_an_experiment_ends_in_the_file_of_its_stage() -> None:
+    # graph_import is a command like a stage; the run of evaluate reads every stage and has a file of its own.
+    may, of_evaluate = {"stage.py", "cli.py", "graph_import.py"}, {"evaluation.py", "inputs.py", "passes.py"}
+    files = [path for stage in STAGES if stage not in TRAININGS for path in _sources(stage)]
+    given = {path for path in files if re.search(r": Experiment\b", path.read_text())}
+    assert {path.name for path in given} >= {"stage.py"}
+    found = {path for path in given if path.name not in may | (of_evaluate if "evaluate" in path.parts else set())}
+    assert not found, "give what is below a stage a layout, a table or a task"
+
+
 def test_engines_of_storage_and_scheduling_are_imported_in_runtime_only() -> None:
     outside = [p for p in _all_sources() if "/_runtime/" not in str(p) and _imported(p) & ONLY_IN_RUNTIME]
     assert [str(p.relative_to(REPOSITORY)) for p in outside] == []

@@ -36,7 +36,7 @@ def segmentation_of(experiment: Experiment, box: Box) -> np.ndarray:
 @pytest.fixture
 def box(finished: Experiment, tmp_path: Path) -> Path:
     """A box at the worst error."""
-    (made,) = cut_boxes(finished, "worst:1", SHAPE, tmp_path / "boxes")
+    (made,) = cut_boxes(finished.layout, "worst:1", SHAPE, tmp_path / "boxes")
     return Path(made["folder"])
 
 
@@ -58,7 +58,7 @@ def test_boxes_are_around_the_worst_errors_and_hold_raw_and_segmentation_of_that
 ) -> None:
     worst = json.loads((finished.layout.report / "scores.json").read_text())["worst"]
     worst.sort(key=lambda error: -error["bits"])
-    boxes = cut_boxes(finished, "worst:1..3", SHAPE, tmp_path / "boxes")
+    boxes = cut_boxes(finished.layout, "worst:1..3", SHAPE, tmp_path / "boxes")
     assert 1 < len(boxes) <= 3
     assert Box(tuple(boxes[0]["begin_vox"]), SHAPE).contains(Box(tuple(worst[0]["position_vox"]), (1, 1, 1)))
     for made in boxes:
@@ -79,7 +79,7 @@ def test_boxes_are_around_the_worst_errors_and_hold_raw_and_segmentation_of_that
 
 
 def test_two_errors_in_one_box_give_one_box(finished: Experiment, tmp_path: Path) -> None:
-    boxes = cut_boxes(finished, "worst:1..20", (100, 100, 100), tmp_path / "boxes")
+    boxes = cut_boxes(finished.layout, "worst:1..20", (100, 100, 100), tmp_path / "boxes")
     assert [made["shape_vox"] for made in boxes] == [target_grid(finished.layout).shape_vox], "the whole volume"
 
 
@@ -89,7 +89,7 @@ def test_a_place_that_a_worse_box_shows_gets_no_box(
     """By the second of the three places, which the first box holds: the third place is the second box."""
     places = [(4, 5, 6), (5, 6, 7), (12, 15, 18)]
     monkeypatch.setattr("lsdflow_evaluate.boxes._worst", lambda *_: places)
-    boxes = cut_boxes(finished, "worst:1..20", SHAPE, tmp_path / "boxes")
+    boxes = cut_boxes(finished.layout, "worst:1..20", SHAPE, tmp_path / "boxes")
     for made, place in zip(boxes, (places[0], places[2]), strict=True):
         assert Box(tuple(made["begin_vox"]), SHAPE).contains(Box(place, (1, 1, 1)))
 
@@ -105,7 +105,7 @@ def test_the_least_certain_place_is_the_one_that_changes_most(
         return DoubtfulPlace((0, 0, 0), True, (1, 2), 0.5, next(bits))
 
     monkeypatch.setattr("lsdflow_evaluate.report.to_label._place_in", doubtful)
-    places = least_certain(open_segmented(finished_without_truth, grid), grid, SHAPE)
+    places = least_certain(open_segmented(finished_without_truth.layout, grid), grid, SHAPE)
     assert len(places) > 1
     assert places == sorted(places, reverse=True)
 
@@ -114,15 +114,15 @@ def test_without_truth_boxes_are_where_a_small_change_of_the_threshold_changes_m
     finished_without_truth: Experiment, tmp_path: Path
 ) -> None:
     experiment, grid = finished_without_truth, target_grid(finished_without_truth.layout)
-    places = least_certain(open_segmented(experiment, grid), grid, SHAPE)
+    places = least_certain(open_segmented(experiment.layout, grid), grid, SHAPE)
     assert len(places) > 1
-    (made,) = cut_boxes(experiment, "worst:1", SHAPE, tmp_path / "boxes")
+    (made,) = cut_boxes(experiment.layout, "worst:1", SHAPE, tmp_path / "boxes")
     assert Box(tuple(made["begin_vox"]), SHAPE).contains(Box(places[0], (1, 1, 1)))
 
 
 @pytest.mark.parametrize("at", ["9, 12, 13 vox", "590,1.26e2,168", "0.59, 0.126, 0.168 um"])
 def test_a_position_is_in_the_middle_of_its_box(finished: Experiment, tmp_path: Path, at: str) -> None:
-    (made,) = cut_boxes(finished, at, SHAPE, tmp_path / "boxes")
+    (made,) = cut_boxes(finished.layout, at, SHAPE, tmp_path / "boxes")
     middle = [begin + n // 2 for begin, n in zip(made["begin_vox"], SHAPE, strict=True)]
     assert middle in ([9, 12, 13], [9, 12, 14])
 
@@ -130,7 +130,7 @@ def test_a_position_is_in_the_middle_of_its_box(finished: Experiment, tmp_path: 
 @pytest.mark.parametrize("at", ["worst:0", "worst:3..2", "worst:900", "900,1,1 vox", "-1,0,0 vox", "somewhere"])
 def test_a_place_that_does_not_exist_is_refused(finished: Experiment, tmp_path: Path, at: str) -> None:
     with pytest.raises(UsageError):
-        cut_boxes(finished, at, SHAPE, tmp_path / "boxes")
+        cut_boxes(finished.layout, at, SHAPE, tmp_path / "boxes")
     assert not (tmp_path / "boxes").exists()
 
 
@@ -138,7 +138,7 @@ def test_a_box_that_may_be_corrected_is_never_cut_again(finished: Experiment, bo
     save(box / "labels.tif", corrected(box))
     before = (box / "labels.tif").read_bytes()
     with pytest.raises(OutputConflict):
-        cut_boxes(finished, "worst:1", SHAPE, box.parent)
+        cut_boxes(finished.layout, "worst:1", SHAPE, box.parent)
     assert (box / "labels.tif").read_bytes() == before
 
 
@@ -149,7 +149,7 @@ def test_boxes_of_scores_of_another_segmentation_are_refused(
     segment = read_manifest(changed.layout, "segment")
     segment.model_copy(update={"identity": "of another threshold"}).write(changed.layout)
     with pytest.raises(ContractMismatch):
-        cut_boxes(changed, "worst:1", SHAPE, tmp_path / "boxes")
+        cut_boxes(changed.layout, "worst:1", SHAPE, tmp_path / "boxes")
 
 
 def in_tiff(box: Path, labels: np.ndarray) -> Path:
@@ -172,7 +172,7 @@ def test_corrected_labels_come_back_as_a_volume_to_train_on(
     finished: Experiment, box: Path, tmp_path: Path, correct: Callable[[Path, np.ndarray], Path]
 ) -> None:
     labels, to = corrected(box), tmp_path / "new" / "boxes"
-    (taken,) = take_boxes(finished, [correct(box, labels)], to)
+    (taken,) = take_boxes(finished.layout, [correct(box, labels)], to)
     assert taken == {"name": box.name, "labelled": (labels > 0).mean(), "neurons": len(np.unique(labels[labels > 0]))}
     begin = json.loads((box / "box.json").read_text())["begin_vox"]
     target = open_volume(finished.layout.target_volume, RAW.dataset)
@@ -256,11 +256,12 @@ def test_labels_that_do_not_fit_are_refused_and_nothing_is_written(
     what: str,
 ) -> None:
     good, bad = (
-        Path(cut_boxes(finished, at, SHAPE, tmp_path / "boxes")[0]["folder"]) for at in ("9,12,13 vox", "3,6,6 vox")
+        Path(cut_boxes(finished.layout, at, SHAPE, tmp_path / "boxes")[0]["folder"])
+        for at in ("9,12,13 vox", "3,6,6 vox")
     )
     in_tiff(good, corrected(good))
     with pytest.raises(error, match=what):
-        take_boxes(finished, [good, spoil(bad)], tmp_path / "new")
+        take_boxes(finished.layout, [good, spoil(bad)], tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -269,11 +270,11 @@ def test_boxes_of_a_target_with_other_voxels_or_named_twice_are_refused(
 ) -> None:
     in_tiff(box, corrected(box))
     with pytest.raises(UsageError, match="twice"):
-        take_boxes(finished, [box, box], tmp_path / "new")
+        take_boxes(finished.layout, [box, box], tmp_path / "new")
     other = copy_of(finished, "other")
     shutil.rmtree(other.layout.target_volume / RAW.dataset)
     coarse = zarr.create_array(other.layout.target_volume / RAW.dataset, shape=(9, 9, 9), dtype="uint8")
     coarse.attrs["resolution"], coarse.attrs["offset"] = [40, 21, 21], [400, 0, 21]
     with pytest.raises(ContractMismatch):
-        take_boxes(other, [box], tmp_path / "new")
+        take_boxes(other.layout, [box], tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -38,7 +38,7 @@ def worst_of(experiment: Experiment) -> list[dict[str, Any]]:
     """What scores.json will hold."""
     grid = target_grid(experiment.layout)
     config = experiment.table("evaluate", EvaluateConfig)
-    scores, _ = compare(experiment, config, open_segmented(experiment, grid))
+    scores, _ = compare(experiment, config, open_segmented(experiment.layout, grid))
     return list(scores["worst"])
 
 

@@ -35,10 +35,10 @@ from lsdflow_contract.errors import (
     problems_of,
     together,
 )
-from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.geometry import Box, Geometry, Lengths, Vox3
 from lsdflow_contract.hashing import hash_of_array
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_evaluate.config import STAGE
@@ -72,18 +72,18 @@ class Corrected:
     ids: NDArray[np.uint64]
 
 
-def cut_boxes(experiment: Experiment, at: str, shape: Vox3, to: Path) -> list[dict[str, Any]]:
+def cut_boxes(layout: ExperimentLayout, at: str, shape: Vox3, to: Path) -> list[dict[str, Any]]:
     """Cut the boxes that `at` names (worst:1..5, or a position) into folders in `to`; returns where each is.
 
     shape: of a box, voxels; smaller where the volume is. Raises MissingInput (66) before segment has finished,
     UsageError (2) for a position outside, OutputConflict (73), before anything is written, for a box that is there.
     """
-    grid, segment = target_grid(experiment.layout), read_manifest(experiment.layout, "segment")
-    segmentation = open_volume(*segment.output_array(experiment.layout, "segmentation"), grid)
-    raw = open_volume(experiment.layout.target_volume, RAW.dataset)
+    grid, segment = target_grid(layout), read_manifest(layout, "segment")
+    segmentation = open_volume(*segment.output_array(layout, "segmentation"), grid)
+    raw = open_volume(layout.target_volume, RAW.dataset)
     if min(shape) < 1 or np.prod(shape) > MOST_VOXELS:
         raise UsageError("a box of this size cannot be cut", where="--size", wanted="1 to 512**3 voxels", found=shape)
-    boxes = _boxes_at(experiment, at, shape, grid, segmentation.box.intersect(raw.box))
+    boxes = _boxes_at(layout, at, shape, grid, segmentation.box.intersect(raw.box))
     folders = {to / "box-{}-{}-{}".format(*box.begin_vox): box for box in boxes}
     if there := [folder for folder in folders if folder.exists()]:
         fix = "correct that one, or cut into another folder: --to"
@@ -100,7 +100,7 @@ def cut_boxes(experiment: Experiment, at: str, shape: Vox3, to: Path) -> list[di
     return made
 
 
-def _boxes_at(experiment: Experiment, at: str, shape: Vox3, grid: Geometry, whole: Box) -> list[Box]:
+def _boxes_at(layout: ExperimentLayout, at: str, shape: Vox3, grid: Geometry, whole: Box) -> list[Box]:
     """The boxes of `worst:FIRST..LAST`, without places that a worse box shows; or the one at a position."""
     if not (ranks := re.fullmatch(r"worst(?::(\d+)(?:\.\.(\d+))?)?", at.strip())):
         voxel = _voxel_at(at, grid)
@@ -111,7 +111,7 @@ def _boxes_at(experiment: Experiment, at: str, shape: Vox3, grid: Geometry, whol
     if not 1 <= first <= last:
         raise UsageError("no such ranks", where="--at", wanted="worst:1, worst:1..5", found=at)
     found: list[Box] = []
-    for voxel in _worst(experiment, grid, shape):
+    for voxel in _worst(layout, grid, shape):
         if whole.contains(Box(voxel, (1, 1, 1))) and not any(box.contains(Box(voxel, (1, 1, 1))) for box in found):
             found.append(box_around(voxel, shape, whole))
     if len(found) < first:
@@ -132,19 +132,19 @@ def _voxel_at(at: str, grid: Geometry) -> Vox3:
     return vox3([int((place - first) // size) for place, first, size in axes])
 
 
-def _worst(experiment: Experiment, grid: Geometry, shape: Vox3) -> list[Vox3]:
+def _worst(layout: ExperimentLayout, grid: Geometry, shape: Vox3) -> list[Vox3]:
     """Where the worst errors are; without ground truth, where a small change of the threshold changes most."""
-    layout, segment = experiment.layout, read_manifest(experiment.layout, "segment")
+    segment = read_manifest(layout, "segment")
     try:
         evaluated = read_manifest(layout, STAGE)
     except MissingInput:
-        return least_certain(open_segmented(experiment, grid), grid, shape)
+        return least_certain(open_segmented(layout, grid), grid, shape)
     if evaluated.inputs.get("segment") != segment.identity:
         what, fix = "the scores are those of another segmentation", f"lsdflow run {layout.root} --from evaluate"
         raise ContractMismatch(what, where=layout.manifest(STAGE), fix=fix)
     scores = read_sealed(layout.result(STAGE, evaluated.key) / "scores.json", "run: evaluate run")
     if "worst" not in scores:
-        return least_certain(open_segmented(experiment, grid), grid, shape)
+        return least_certain(open_segmented(layout, grid), grid, shape)
     errors = sorted(scores["worst"], key=lambda error: -error["bits"])
     return [vox3(error["position_vox"]) for error in errors if "position_vox" in error]
 
@@ -182,14 +182,14 @@ def _write_box(
         hidden.rename(folder)
 
 
-def take_boxes(experiment: Experiment, given: Sequence[Path], to: Path) -> list[dict[str, Any]]:
+def take_boxes(layout: ExperimentLayout, given: Sequence[Path], to: Path) -> list[dict[str, Any]]:
     """Check all boxes, then write each as a volume to train on, `to`/NAME.zarr; returns their names and labelled part.
 
     Raw reaches further than the labels, so that a network sees what is around them (`pad_labels`).
     given: the folder of a box, or its corrected labels. Raises the errors of `read_corrected`, for all boxes at once
     and before anything is written; ContractMismatch (76) for a box with other voxels than the target of the experiment.
     """
-    size, taken = target_grid(experiment.layout).voxel_size_nm, dict[str, Corrected]()
+    size, taken = target_grid(layout).voxel_size_nm, dict[str, Corrected]()
 
     def take(path: Path) -> None:
         """Read one box, and require the voxel size of the target and a name of its own."""

@@ -61,7 +61,7 @@ def cut(
     with opened_experiment(experiment, override, debug, json_) as opened:
         from lsdflow_evaluate.boxes import cut_boxes
 
-        typer.echo(json.dumps({"boxes": cut_boxes(opened, at, size, to)}))
+        typer.echo(json.dumps({"boxes": cut_boxes(opened.layout, at, size, to)}))
 
 
 @app.command(
@@ -79,7 +79,7 @@ def take(
     with opened_experiment(experiment, override, debug, json_) as opened:
         from lsdflow_evaluate.boxes import take_boxes
 
-        typer.echo(json.dumps({"volumes": take_boxes(opened, boxes, to)}))
+        typer.echo(json.dumps({"volumes": take_boxes(opened.layout, boxes, to)}))
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import fact_of, failed_blocks_of_results
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import Lut, luts_of, read_lut
 from lsdflow_contract.manifest import Manifest, Writer, remove_manifest, work_key
 from lsdflow_contract.sealing import write_sealed
@@ -92,7 +93,7 @@ def evaluate(experiment: Experiment) -> Manifest:
     scores, grid, segmented = scored.scores, scored.grid, scored.segmented
     errors_map = None
     if grid and segmented:
-        seams = collector.collect("segment", partial(_seams, experiment, grid, segmented), None)
+        seams = collector.collect("segment", partial(_seams, layout, grid, segmented), None)
         scores |= {"seams": seams.as_dict()} if seams else {}
         scores |= {"advice": _advice(segmented)}
         errors_map = collector.collect(STAGE, lambda: lsd_error_map(experiment, config), None)
@@ -142,7 +143,7 @@ def _present(experiment: Experiment, config: EvaluateConfig, collector: Collecto
     truth = collector.collect("prepare", lambda: open_truth(experiment.layout, config.truth_dataset, grid), None)
     segmented: Segmented | None = None
     if all(experiment.layout.manifest(stage).exists() for stage in ("watershed", "segment")):
-        segmented = collector.collect("segment", lambda: open_segmented(experiment, grid), None)
+        segmented = collector.collect("segment", lambda: open_segmented(experiment.layout, grid), None)
     result, scores = present_result(experiment.layout, config)
     if not scores:
         reason = NO_TRUTH if truth is None else NOT_YET if segmented else "nothing is segmented yet"
@@ -156,7 +157,7 @@ def score(experiment: Experiment, config: EvaluateConfig, collector: Collector) 
     if grid is None:
         return Scored(scores_without(False, "the target volume is missing", config.voi_limit))
     truth = collector.collect("prepare", lambda: open_truth(experiment.layout, config.truth_dataset, grid), None)
-    segmented = collector.collect("segment", lambda: open_segmented(experiment, grid), None)
+    segmented = collector.collect("segment", lambda: open_segmented(experiment.layout, grid), None)
     if truth is None:
         return Scored(scores_without(False, NO_TRUTH, config.voi_limit), grid, segmented)
     if segmented is not None:
@@ -238,8 +239,8 @@ def _worst(
     return worst, (task.key,)
 
 
-def _seams(experiment: Experiment, grid: Geometry, segmented: Segmented) -> Seams | None:
-    fragments, layout = segmented.fragments, experiment.layout
+def _seams(layout: ExperimentLayout, grid: Geometry, segmented: Segmented) -> Seams | None:
+    fragments = segmented.fragments
     holes = tuple(block.box for block in failed_blocks_of_results(layout, SCORED_STAGES))
     volume = open_volume(*segmented.manifest.output_array(layout, "segmentation"), grid)
     return seams_of(replace(volume, holes=holes), BlockPlan(fragments.box, fragments.chunk_shape_vox))

@@ -12,6 +12,7 @@ from lsdflow_contract.errors import ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import failed_blocks_of_results
 from lsdflow_contract.geometry import Geometry
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import KnownLut, find_luts, luts_of
 from lsdflow_contract.manifest import Manifest, read_manifest, work_key
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
@@ -53,20 +54,20 @@ class Counting:
     volumes: CountedVolumes
 
 
-def open_segmented(experiment: Experiment, grid: Geometry) -> Segmented:
+def open_segmented(layout: ExperimentLayout, grid: Geometry) -> Segmented:
     """What segment left. MissingInput if it has not finished, ContractMismatch if the fragments changed since."""
-    manifest = read_manifest(experiment.layout, "segment")
-    watershed = read_manifest(experiment.layout, "watershed")
+    manifest = read_manifest(layout, "segment")
+    watershed = read_manifest(layout, "watershed")
     if manifest.inputs.get("watershed") != watershed.identity:
         raise ContractMismatch(
             "segmentation and fragments come from different runs",
-            where=experiment.layout.manifest("segment"),
+            where=layout.manifest("segment"),
             wanted=f"fragments {watershed.identity[:12]}",
             found=f"segmentation of fragments {manifest.inputs.get('watershed', 'unknown')[:12]}",
             fix="run agglomerate and segment again",
         )
-    fragments = open_volume(*watershed.output_array(experiment.layout, "fragments"), grid)
-    folder = luts_of(experiment.layout, manifest)
+    fragments = open_volume(*watershed.output_array(layout, "fragments"), grid)
+    folder = luts_of(layout, manifest)
     luts = find_luts(folder, watershed.identity, manifest.inputs.get("agglomerate", ""))
     if not luts:
         raise MissingInput("no lookup table of these fragments", where=folder, fix="run segment again")

@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, OutputConflict, StageError, StorageFailure
-from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.hashing import hash_of_array
+from lsdflow_contract.experiment import Experiment, StoreTable
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import Manifest, read_kept_manifest, read_manifest, remove_manifest
-from lsdflow_prepare.config import PrepareConfig, without_paths
+from lsdflow_contract.manifest import Manifest, read_kept_manifest, read_manifest
+from lsdflow_prepare.config import PrepareConfig
 from lsdflow_prepare.findings import Findings, voxel_size_warnings
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
 from lsdflow_prepare.look import describe_volumes, look_at
+from lsdflow_prepare.repair import repair_pass, require_same_settings
 from lsdflow_prepare.report import (
     VolumeReport,
     finished_report,
@@ -38,17 +38,14 @@ from lsdflow_prepare.volume_passes import (
     bytes_needed,
     new_volume,
     pass_with_key,
-    with_marks_in_files,
 )
-from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.engine.block_task import BlockTask, TaskOfStage, task_of_stage
 from lsdflow_runtime.engine.blockwise import run_blocks
 from lsdflow_runtime.engine.cluster import sole_coordinator
-from lsdflow_runtime.engine.verify import invalidate_damaged, verify_blocks
+from lsdflow_runtime.engine.verify import verify_blocks
 
 SURVEY_SECONDS = 6.0
-SOURCE_CHANGED = "bring the source back as it was, or make another volume from what it is now: prepare run"
 LOG = logging.getLogger("lsdflow.prepare")
 
 
@@ -65,7 +62,7 @@ class Prepare(BlockStage):
     def pass_of(self, experiment: Experiment, key: str) -> BlockTask:
         """The pass with this key. ContractMismatch (76) if there is none."""
         volumes = experiment.table(STAGE, PrepareConfig).volumes()
-        task = pass_with_key(with_marks_in_files(experiment), volumes, experiment.resolve, key)
+        task = pass_with_key(_with_marks_in_files(experiment), volumes, experiment.resolve, key)
         if task is None:
             raise ContractMismatch("the coordinator writes a volume that this worker does not have", found=key[:12])
         return task
@@ -121,7 +118,7 @@ class Prepare(BlockStage):
     def describe(self, experiment: Experiment) -> None:
         """Write the metadata of all volumes and a manifest to `experiment.descriptions`."""
         table = experiment.table(STAGE, PrepareConfig)
-        describe_volumes(with_marks_in_files(experiment), table, experiment.resolve)
+        describe_volumes(_with_marks_in_files(experiment), table, experiment.resolve)
 
     def status(self, experiment: Experiment) -> dict[str, Any]:
         """Whether each volume is finished."""
@@ -157,9 +154,9 @@ class Prepare(BlockStage):
             passes = [_passes(experiment, inputs, compare=False) for inputs in volumes]
             table = experiment.table(STAGE, PrepareConfig)
             for inputs, tasks in zip(volumes, passes, strict=True):
-                _require_same_settings(table, manifest, inputs.label, tasks)
+                require_same_settings(table, manifest, inputs.label, tasks)
             with sole_coordinator(self.name, experiment):
-                repaired = [_repair(inputs, task, manifest) for inputs, task in _each(volumes, passes)]
+                repaired = [repair_pass(inputs.label, task, manifest) for inputs, task in _each(volumes, passes)]
                 _finish(experiment, volumes, passes, findings, started)
         blocks = sum(len(task.plan) for tasks in passes for task in tasks)
         return {"blocks": blocks, "broken": sum(repaired)}
@@ -271,8 +268,12 @@ def _raise_first(findings: Findings) -> None:
 
 def _passes(experiment: Experiment, inputs: VolumeInputs, *, compare: bool = True) -> list[VolumePass]:
     """The passes that write a volume. compare: see `recognised`."""
-    of_stage = with_marks_in_files(experiment)
+    of_stage = _with_marks_in_files(experiment)
     return recognised(of_stage, inputs, new_volume(of_stage, inputs), compare=compare)
+
+
+def _with_marks_in_files(experiment: Experiment) -> TaskOfStage:
+    return task_of_stage(STAGE, replace(experiment, store=StoreTable(engine="files")))
 
 
 def _each(volumes: list[VolumeInputs], passes: list[list[VolumePass]]) -> Iterator[tuple[VolumeInputs, VolumePass]]:
@@ -310,89 +311,6 @@ def _verified(label: str, passes: list[VolumePass]) -> int:
                 fix="recompute the volume: lsdflow repair EXPERIMENT",
             )
     return read
-
-
-def _require_same_settings(table: PrepareConfig, manifest: Manifest, label: str, passes: list[VolumePass]) -> None:
-    """Raise OutputConflict (73) if the table has changed, BadData (65) if the sources of the volume have changed."""
-    if without_paths(manifest.config) != without_paths(table.model_dump(mode="json")):
-        raise OutputConflict(
-            "the volumes were made with other parameters",
-            where=passes[0].container,
-            fix=f"restore the earlier [{STAGE}] settings, or make other volumes with these: prepare run",
-        )
-    made, now = manifest.inputs.get(label, ""), passes[0].volume_key
-    if made != now:
-        raise BadData(
-            f"a source of {label} is not what it was when the volume was made",
-            where=passes[0].container,
-            wanted=f"sources of key {made[:12]}",
-            found=f"key {now[:12]}",
-            fix=SOURCE_CHANGED,
-        )
-
-
-def _repair(inputs: VolumeInputs, task: VolumePass, manifest: Manifest) -> int:
-    """Recompute the damaged blocks of a pass in this process; returns their number.
-
-    Raises BadData (65) if a source has other values now. A block with a known checksum is then not written. Blocks
-    whose checksum is lost are known to differ only afterwards; they, and the manifest, no longer count as finished.
-    """
-    task.marks.remove_damaged(len(task.plan))
-    wanted = _readable_records(task)
-    invalidate_damaged(task)
-    lost = sorted(set(range(len(task.plan))) - task.marks.done())
-    compute = task.compute.model_copy(update={"runner": "serial"})
-    checked = replace(task, compute=compute, open=lambda: _checked(task, wanted))
-    try:
-        run_blocks(checked)
-    except BadData:
-        # The next repair must still know what the block was.
-        for number in set(lost) & set(wanted) - task.marks.done():
-            task.marks.mark_done(number, wanted[number])
-        raise
-    made = manifest.facts["volumes"][inputs.label]["identity"]
-    if task.identity(task.marks.records()) != made.get(task.content):
-        task.marks.remove(*lost)
-        remove_manifest(task.layout, STAGE, [manifest.key])
-        raise _source_changed(task.label)
-    return len(lost)
-
-
-def _readable_records(task: VolumePass) -> dict[int, dict[str, Any]]:
-    """The records of all blocks whose done mark can be read."""
-    with suppress(BadData):
-        return task.marks.records()
-    records = {}
-    for number in task.marks.done():
-        with suppress(BadData):
-            records[number] = task.marks.record(number)
-    return records
-
-
-@contextmanager
-def _checked(task: VolumePass, wanted: Mapping[int, Mapping[str, Any]]) -> Iterator[BlockFunction]:
-    """The block function of a pass, which refuses a block that differs from its record."""
-    with task.open() as function:
-
-        def process(block: Block) -> BlockOutput:
-            """Convert one block; raises an error if its checksums differ from the recorded ones."""
-            output = function(block)
-            made = {name: hash_of_array(values) for name, values in output.arrays.items()}
-            if block.number in wanted and made != wanted[block.number]["checksums"]:
-                raise _source_changed(f"{task.label} {block.write}")
-            return output
-
-        yield process
-
-
-def _source_changed(where: str) -> BadData:
-    return BadData(
-        "the sources do not give what they gave when the volume was made",
-        where=where,
-        wanted="the recorded checksums",
-        found="other values",
-        fix=SOURCE_CHANGED,
-    )
 
 
 def _state(found: list[Path]) -> str:

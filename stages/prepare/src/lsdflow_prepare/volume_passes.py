@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ import numpy as np
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW, ArraySpec
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput
-from lsdflow_contract.experiment import ComputeTable, Experiment, StoreTable
+from lsdflow_contract.experiment import ComputeTable
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import work_key
@@ -42,7 +42,7 @@ from lsdflow_prepare.resampling import resampled_grey, resampled_ids
 from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
 from lsdflow_prepare.survey import refuse_missing_chunks
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, TaskOfStage, task_of_stage
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, TaskOfStage
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
 STAGE = "prepare"
@@ -91,11 +91,6 @@ class VolumePass(BlockTask):
     def identity(self, records: Mapping[int, Mapping[str, Any]]) -> str:
         """Hash of the checksums of all blocks, which identifies the content of the arrays."""
         return hash_of({str(number): record["checksums"] for number, record in sorted(records.items())})
-
-
-def with_marks_in_files(experiment: Experiment) -> TaskOfStage:
-    """What the passes of all volumes have in common."""
-    return task_of_stage(STAGE, replace(experiment, store=StoreTable(engine="files")))
 
 
 def new_volume(of_stage: TaskOfStage, inputs: VolumeInputs) -> list[VolumePass]:
