@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 
 import torch
 
 from lsdflow_contract.errors import BadData
-from lsdflow_training import trainer
+from lsdflow_training import step, trainer
+from lsdflow_training.processes.sharding import share_here
 
 
 def signal_at_second_step(number: int) -> None:
@@ -52,6 +54,24 @@ def drift() -> None:
         return made
 
     trainer.make_optimizer = drifting
+
+
+def train_in_fp16() -> None:
+    trainer.training_precision = lambda *_: "fp16"
+
+
+def overflow_in_the_first_step() -> None:
+    """Train in fp16; the first gradient of the first weight that this process holds is infinite."""
+    train_in_fp16()
+    optimize, done = step._optimize, []
+
+    def overflowing(network, optimizer, gradients):
+        if not done:
+            done.append(1)
+            share_here(next(p for p in network.parameters() if share_here(p.grad).numel()).grad).view(-1)[0] = math.inf
+        optimize(network, optimizer, gradients)
+
+    step._optimize = overflowing
 
 
 def find_no_patch() -> None:

@@ -6,10 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from disturbances import be_asked_to_stop  # noqa: E402
+from disturbances import be_asked_to_stop, overflow_in_the_first_step, train_in_fp16  # noqa: E402
 from worlds import Training  # noqa: E402
 
+from lsdflow_contract.checkpoint import RESUME, bundle_folder  # noqa: E402
 from lsdflow_network.bundle import tensors_equal  # noqa: E402
+from lsdflow_training.checkpoints import read_state  # noqa: E402
 
 SHARED = ("strategy=fsdp", "fsdp_min_num_params=100")
 
@@ -46,3 +48,25 @@ def test_shared_weights_resume_after_a_signal_to_the_same_bits(training) -> None
     assert tensors_equal(cut.weights(4), whole.weights(4))
     assert list(whole.losses()) == [1, 2, 3, 4]
     assert cut.losses() == whole.losses()
+
+
+def scale_after(one: Training, iteration: int) -> float:
+    """What losses are multiplied by after an iteration."""
+    return read_state(bundle_folder(one.folder / "checkpoints", iteration) / RESUME).scaler["scale"]
+
+
+@pytest.mark.proves("DDP-09")
+def test_a_step_that_overflows_in_one_share_is_left_out_by_all(training) -> None:
+    """In fp16 (on GPUs before Ampere; here on a CPU): scaled losses work with shared weights as with whole ones."""
+    alone, two = (training(name, "affinities", max_iteration=2, checkpoint_every=1) for name in ("alone", "two"))
+    assert alone.live(1, "accumulate=2", before=[overflow_in_the_first_step]) == [0], alone.errors
+    assert two.live(2, *SHARED, before=[train_in_fp16, overflow_in_the_first_step]) == [0, 0], two.errors
+    assert [scale_after(two, 1), scale_after(two, 2)] == [scale_after(alone, 1), scale_after(alone, 2)] == [2.0**15] * 2
+    first, second = two.weights(1), two.weights(2)
+    assert not tensors_equal(first, second)
+    assert tensors_equal(first, alone.weights(1))
+    for name, value in alone.weights(2).items():
+        torch.testing.assert_close(second[name], value, rtol=0, atol=2e-3)
+    assert [float(loss) for loss in two.losses().values()] == pytest.approx(
+        [float(loss) for loss in alone.losses().values()], rel=1e-3
+    )

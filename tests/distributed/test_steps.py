@@ -26,10 +26,12 @@ def network() -> UNet:
     return UNet(SPEC, {"affs": 3})
 
 
-def patch(seed: int) -> Patch:
+def patch(seed: int, counted: float = 1.0) -> Patch:
+    """counted: the share of voxels that count."""
     draw = torch.Generator().manual_seed(seed)
     target = torch.rand((1, 3, 4, 4, 4), generator=draw)
-    return Patch(torch.rand((1, 1, 20, 20, 20), generator=draw), {"affs": target}, {"affs": torch.ones_like(target)})
+    raw = torch.rand((1, 1, 20, 20, 20), generator=draw)
+    return Patch(raw, {"affs": target}, {"affs": (torch.rand(target.shape, generator=draw) < counted).float()})
 
 
 def gradient_of(patches: list[Patch], net: UNet | None = None, **how) -> torch.Tensor:
@@ -45,6 +47,39 @@ def test_the_gradient_of_a_step_is_the_mean_over_its_patches() -> None:
     one, other = gradient_of([patch(1)]), gradient_of([patch(2)])
     assert torch.allclose(gradient_of([patch(1), patch(2)]), (one + other) / 2, atol=1e-6)
     assert not torch.allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.proves("DDP-10")
+@pytest.mark.parametrize("batch_size", [2, 3, 5])
+def test_patches_of_one_forward_pass_have_the_gradient_of_as_many_passes(batch_size: int) -> None:
+    """Also if the last pass has fewer, and if patches differ in how many of their voxels count."""
+    patches = [patch(seed, counted) for seed, counted in enumerate((1.0, 0.5, 0.02, 0.9, 0.0))]
+    one_by_one = gradient_of(patches)
+    passes = []
+    net = network()
+    net.register_forward_hook(lambda _net, given, _out: passes.append(len(given[0])))
+    torch.testing.assert_close(gradient_of(patches, net, batch_size=batch_size), one_by_one, rtol=1e-4, atol=1e-7)
+    assert passes == {2: [2, 2, 1], 3: [3, 2], 5: [5]}[batch_size]
+
+
+def test_a_snapshot_shows_the_last_patch_of_a_forward_pass_with_its_own_gradient() -> None:
+    patches, kept = [patch(1), patch(2, 0.5)], []
+    for batch_size in (1, 2):
+        net, how = network(), Gradients(batch_size=batch_size)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        kept.append(
+            train_step(net, optimizer, patches, "float32", keep_gradients=True, gradients=how).predictions["affs"]
+        )
+    assert kept[1].shape == patches[1].targets["affs"].shape
+    torch.testing.assert_close(kept[1], kept[0])
+    assert kept[0].grad.abs().max() > 0
+    torch.testing.assert_close(kept[1].grad, kept[0].grad)
+
+
+def test_exchange_is_on_for_the_last_forward_pass_only() -> None:
+    switched: list[bool] = []
+    gradient_of([patch(seed) for seed in range(5)], batch_size=2, exchange=switched.append)
+    assert switched == [False, False, True]
 
 
 def test_a_step_reports_the_mean_losses_of_its_patches() -> None:
@@ -78,6 +113,7 @@ def test_the_key_of_a_training_knows_patches_per_step_not_who_makes_them() -> No
     assert StepOptions().parameters() == {}
     assert StepOptions(accumulate=4, effective_batch=4).parameters() == {"effective_batch": 4}
     assert StepOptions(accumulate=2, effective_batch=4).parameters() == {"effective_batch": 4}
+    assert StepOptions(batch_size=4, effective_batch=4).parameters() == {"effective_batch": 4}
     assert StepOptions(checkpoint_activations=True).parameters() == {}
     assert StepOptions(clip_gradient=1.0, optimizer="adamw", weight_decay=0.1).parameters() == {
         "clip_gradient": 1.0,
@@ -90,11 +126,6 @@ def test_the_key_of_a_training_knows_patches_per_step_not_who_makes_them() -> No
 def test_what_needs_a_gpu_is_refused_without(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="GPU"):
         resolve_distribution(TrainingConfig(**options), "cpu", Ranks())
-
-
-def test_fp16_is_refused_with_shared_weights() -> None:
-    with pytest.raises(ConfigError, match="fsdp"):
-        resolve_distribution(TrainingConfig(precision="fp16", strategy="fsdp"), "cuda", Ranks())
 
 
 def test_auto_is_one_process_where_there_is_no_gpu_and_a_started_process_starts_no_others() -> None:

@@ -23,7 +23,7 @@ from lsdflow_tensorflow.network import (  # noqa: E402
     to_torch,
     weighted_mse,
 )
-from lsdflow_training.step import forward_loss, train_step  # noqa: E402
+from lsdflow_training.step import forward_losses, train_step  # noqa: E402
 from lsdflow_training.step import weighted_mse as torch_weighted_mse  # noqa: E402
 
 KINDS = ["lsd", "acrlsd", "mtlsd", "affinities"]
@@ -115,7 +115,7 @@ def test_an_ignored_voxel_adds_nothing_to_loss_and_gradient_not_even_nan() -> No
 def test_loss_and_gradients_are_torchs(torch_side, kind) -> None:
     made = torch_side(kind)
     (patch,) = made.patches
-    wanted = forward_loss(made.network, patch, "float32")
+    (wanted,) = forward_losses(made.network, [patch], "float32")
     for name in patch.targets:
         wanted.predictions[name].retain_grad()
     wanted.loss.backward()

@@ -17,7 +17,7 @@ import torch  # noqa: E402
 from lsdflow_network.unet import UNet as TorchUNet  # noqa: E402
 from lsdflow_tensorflow.cluster import Cluster  # noqa: E402
 from lsdflow_tensorflow.engine import make_strategy  # noqa: E402
-from lsdflow_training.step import forward_loss  # noqa: E402
+from lsdflow_training.step import forward_losses  # noqa: E402
 
 STEPS = 2
 RATE = 1e-3
@@ -25,7 +25,7 @@ RATE = 1e-3
 
 def step_of_the_mean(made, patches):
     """One step of torch with the mean of the patches' gradients; the mean losses."""
-    results = [forward_loss(made.network, patch, "float32") for patch in patches]
+    results = [forward_losses(made.network, [patch], "float32")[0] for patch in patches]
     made.optimizer.zero_grad()
     (sum(result.loss for result in results) / len(results)).backward()
     made.optimizer.step()

@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from lsdflow_contract.checkpoint import WEIGHTS, BestCheckpoint, Bundle, UNetSpec, bundle_folder, read_best, write_best
+from lsdflow_contract.checkpoint import (
+    WEIGHTS,
+    BestCheckpoint,
+    Bundle,
+    UNetSpec,
+    bundle_folder,
+    bundle_iterations,
+    read_best,
+    write_best,
+)
 from lsdflow_contract.manifest import Writer
 from lsdflow_network.bundle import save_bundle
-from lsdflow_training.checkpoints import choose_best
+from lsdflow_training.checkpoints import choose_best, keep_best
 
 KEY = "training"
 
@@ -57,6 +66,26 @@ def test_the_checkpoint_with_the_lowest_loss_is_chosen(tmp_path: Path, bundles: 
     assert (best.iteration, best.validation_loss, best.chosen_by) == (20, 1.0, "loss")
     assert best.weights_sha256 == bundles[20].weights_sha256
     assert read_best(tmp_path / "best.json") == best
+
+
+@pytest.mark.proves("TLS-16", "DDP-16")
+def test_the_best_few_by_loss_are_kept_besides_the_newest(tmp_path: Path) -> None:
+    losses = {10: 0.5, 20: 0.2, 30: 0.4, 40: 0.3, 50: 0.9}
+    for iteration, loss in losses.items():
+        leave_checkpoint(tmp_path, iteration, loss)
+    left = []
+    for best_too in (5, 3, 1):
+        assert keep_best(tmp_path, KEY, 1, best_too).iteration == 20
+        left.append(bundle_iterations(tmp_path / "checkpoints"))
+    assert left == [[10, 20, 30, 40, 50], [20, 30, 40, 50], [20, 50]]
+
+
+def test_a_choice_by_voi_and_the_best_by_loss_are_both_kept(tmp_path: Path, bundles: dict[int, Bundle]) -> None:
+    choose_by_voi(tmp_path, bundles[10])
+    for iteration in (30, 40):
+        leave_checkpoint(tmp_path, iteration, 3.0)
+    assert keep_best(tmp_path, KEY, 1, 1).iteration == 10
+    assert bundle_iterations(tmp_path / "checkpoints") == [10, 20, 40]
 
 
 def test_a_training_that_continues_leaves_a_choice_by_voi_alone(

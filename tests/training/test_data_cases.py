@@ -25,7 +25,7 @@ from lsdflow_training.data.trained_places import box_sum, has_place, integral_im
 from lsdflow_training.data.volume_arrays import states_of_labels  # noqa: E402
 from lsdflow_training.data.volumes import Source, open_training_volume  # noqa: E402
 from lsdflow_training.settings import training_parameters  # noqa: E402
-from lsdflow_training.step import forward_loss  # noqa: E402
+from lsdflow_training.step import forward_losses  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 
 ORIGIN = (0.0, 0.0, 0.0)
@@ -75,7 +75,7 @@ def learnt(batch: gp.Batch) -> list[np.ndarray]:
 def gradient(training, batch: gp.Batch) -> list[torch.Tensor]:
     torch.manual_seed(0)
     network = UNet(training.settings.unet, training.settings.outputs)
-    forward_loss(network, to_patch(batch, KEYS, torch.device("cpu")), "float32").loss.backward()
+    forward_losses(network, [to_patch(batch, KEYS, torch.device("cpu"))], "float32")[0].loss.backward()
     return [parameter.grad for parameter in network.parameters()]
 
 

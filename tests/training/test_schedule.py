@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -22,9 +23,11 @@ def schedules(schedule: Schedule = "one_cycle", max_minutes: float | None = None
         learning_rate=RATE,
         schedule=schedule,
         warmup_iterations=warmup,
+        schedule_iterations=None,
         betas=(0.95, 0.999),
         checkpoint_every=100,
         keep_checkpoints=2,
+        keep_best=1,
         snapshot_every=100,
         validation_every=100,
         validation_patches=1,
@@ -86,6 +89,24 @@ def test_a_later_end_stretches_one_cycle() -> None:
     """So a training whose end was raised after it had begun is not the one that had this end from the start."""
     short, long = schedules(max_minutes=10), schedules(max_minutes=20)
     assert learning_rate(long, 100, 5.0) > 1.5 * learning_rate(short, 100, 5.0)
+
+
+@pytest.mark.proves("DDP-13")
+def test_a_cycle_of_its_own_length_does_not_depend_on_when_the_training_ends() -> None:
+    how = replace(schedules(), schedule_iterations=400)
+    for iteration, share in ((100, 0.25), (200, 0.5), (400, 1.0), (900, 1.0)):
+        assert learning_rate(how, iteration, 0.0) == pytest.approx(RATE * cosine(share))
+    longer = replace(how, max_iteration=5000)
+    assert [learning_rate(longer, i, 0.0) for i in range(1, 1001)] == [
+        learning_rate(how, i, 0.0) for i in range(1, 1001)
+    ]
+
+
+def test_the_key_of_a_training_knows_its_warm_up_and_cycle_only_if_they_are_set() -> None:
+    usual = schedules().parameters()
+    assert usual.keys() == {"learning_rate", "schedule", "betas"}
+    assert schedules(warmup=20).parameters() == {**usual, "warmup_iterations": 20}
+    assert replace(schedules(), schedule_iterations=400).parameters() == {**usual, "schedule_iterations": 400}
 
 
 def test_without_warm_up_one_cycle_begins_at_its_rate() -> None:

@@ -41,10 +41,10 @@ def settings_for(prepared):
     return make
 
 
-@pytest.mark.parametrize(("strategy", "expected"), [("ddp", "fp16"), ("fsdp", "float32")])
-def test_auto_without_bf16_is_fp16_where_losses_can_be_scaled(settings_for, monkeypatch, strategy, expected) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_auto_without_bf16_is_fp16_on_gpus_and_float32_on_cpus(settings_for, monkeypatch, strategy) -> None:
     monkeypatch.setattr(build, "choose_precision", lambda *_: "float32")
-    assert training_precision(settings_for(strategy), Group(), GPU) == expected
+    assert training_precision(settings_for(strategy), Group(), GPU) == "fp16"
     assert training_precision(settings_for(strategy), Group(), CPU) == "float32"
 
 
@@ -53,7 +53,7 @@ def test_all_processes_train_at_the_precision_that_all_devices_have(settings_for
     assert training_precision(settings_for(), Group(), GPU) == "bf16"
     mixed = OneWithoutBf16(Ranks(world_size=2, local_world_size=2))
     assert training_precision(settings_for(), mixed, GPU) == "fp16"
-    assert training_precision(settings_for("fsdp"), mixed, GPU) == "float32"
+    assert training_precision(settings_for("fsdp"), mixed, GPU) == "fp16"
 
 
 def test_a_precision_that_is_asked_for_is_used(settings_for, monkeypatch) -> None:

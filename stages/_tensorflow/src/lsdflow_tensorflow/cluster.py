@@ -153,6 +153,7 @@ def shared_among(settings: TrainingSettings, cluster: Cluster) -> TrainingSettin
         "optimizer": (step.optimizer, step.optimizer == "adam"),
         "weight_decay": (step.weight_decay, step.weight_decay == 0),
         "clip_gradient": (step.clip_gradient, step.clip_gradient is None),
+        "batch_size": (step.batch_size, step.batch_size == 1),
         "accumulate": (step.accumulate, step.accumulate == 1),
         "checkpoint_activations": (step.checkpoint_activations, not step.checkpoint_activations),
         "strategy": (distribution.strategy, distribution.strategy == "ddp"),

@@ -62,7 +62,8 @@ def build_network(
     trained.to(device).to(memory_format=memory)  # type: ignore[call-overload]
     network = share(trained, group, settings.distribution, device)
     scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
-    gradients = Gradients(clip=settings.step.clip_gradient, exchange=set_exchange(network), scaler=scaler)
+    step = settings.step
+    gradients = Gradients(step.batch_size, step.clip_gradient, scaler=scaler, exchange=set_exchange(network))
     if lsd is not None:
         before = lsd.network.to(device).to(memory_format=memory_format(device))  # type: ignore[call-overload]
         network = AcrLsd(before, lsd.bundle.unet, network, settings.unet)
@@ -72,14 +73,14 @@ def build_network(
 def training_precision(settings: TrainingSettings, group: Group, device: torch.device) -> TrainingPrecision:
     """The precision to train with, the same in all processes: scaled gradients cannot be averaged with unscaled ones.
 
-    auto: bf16 if all devices support it; else fp16 with scaled losses on GPUs (strategy ddp), float32 otherwise.
+    auto: bf16 if all devices support it; else fp16 with scaled losses on GPUs, float32 on CPUs.
     """
     if settings.precision == "fp16":
         return "fp16"
     chosen = choose_precision(device, settings.precision)
     if settings.precision != "auto" or all(row[0] for row in group.gather([float(chosen == "bf16")])):
         return chosen
-    if device.type != "cuda" or settings.distribution.strategy != "ddp":
+    if device.type != "cuda":
         return "float32"
     LOG.info("no bf16 on GPUs before Ampere: training at fp16 with scaled losses")
     return "fp16"

@@ -93,8 +93,11 @@ def choose_best(folder: Path, training_key: str) -> BestCheckpoint:
 
     A choice by VOI is kept. Raises MissingInput (66) if this training has no undamaged checkpoint.
     """
+    return _choose(folder, _readable(folder / "checkpoints", training_key))
+
+
+def _choose(folder: Path, bundles: list[Bundle]) -> BestCheckpoint:
     checkpoints = folder / "checkpoints"
-    bundles = [b for b in _readable(checkpoints) if b.training_key == training_key]
     chosen = next((b for b in sorted(bundles, key=_rank) if _has_its_weights(checkpoints, b)), None)
     if chosen is None:
         raise MissingInput("training has left no checkpoint", where=checkpoints)
@@ -131,14 +134,14 @@ def _chosen_by_voi(folder: Path, bundles: list[Bundle]) -> BestCheckpoint | None
     return best
 
 
-def _readable(checkpoints: Path) -> list[Bundle]:
+def _readable(checkpoints: Path, training_key: str) -> list[Bundle]:
     bundles = []
     for iteration in bundle_iterations(checkpoints):
         try:
             bundles.append(read_bundle(bundle_folder(checkpoints, iteration)))
         except (BadData, ContractMismatch) as error:
             LOG.warning("checkpoint %s is left out of the choice of the best: %s", error.where, error.what)
-    return bundles
+    return [bundle for bundle in bundles if bundle.training_key == training_key]
 
 
 def _has_its_weights(checkpoints: Path, bundle: Bundle) -> bool:
@@ -218,10 +221,13 @@ def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
     return None
 
 
-def keep_best(folder: Path, training_key: str, keep: int) -> BestCheckpoint:
-    """Write best.json, and delete all checkpoints but the best and the newest `keep` (keep = 0 keeps all)."""
-    best = choose_best(folder, training_key)
-    remove_old(folder / "checkpoints", keep, {best.iteration})
+def keep_best(folder: Path, training_key: str, keep: int, best_too: int) -> BestCheckpoint:
+    """Write best.json, and delete all checkpoints but the best, the newest `keep` (keep = 0 keeps all), and the
+    `best_too` of the lowest validation loss."""
+    bundles = _readable(folder / "checkpoints", training_key)
+    best = _choose(folder, bundles)
+    lowest = sorted((bundle for bundle in bundles if bundle.validation_loss is not None), key=_rank)[:best_too]
+    remove_old(folder / "checkpoints", keep, {best.iteration, *(bundle.iteration for bundle in lowest)})
     return best
 
 

@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, field_validator
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, is_neighborhood
 from lsdflow_contract.geometry import PositiveLengths, Vox3
 from lsdflow_contract.model import StrictModel
-from lsdflow_training.settings import DataPath
+from lsdflow_training.settings import WARMUP_ITERATIONS, DataPath
 
 Probability = Annotated[float, Field(ge=0, le=1)] | None
 Factor = Annotated[int, Field(ge=1, le=8)]
@@ -115,6 +115,15 @@ class TrainingConfig(StrictModel):
     schedule: Literal["constant", "one_cycle"] | None = Field(
         default=None, description="learning rate: constant, or warm-up and cosine decay (default: from the profile)"
     )
+    warmup_iterations: int = Field(
+        default=WARMUP_ITERATIONS, ge=0, description="one_cycle: iterations in which the learning rate rises"
+    )
+    schedule_iterations: int | None = Field(
+        default=None,
+        ge=1,
+        description="one_cycle: iterations of the whole cycle; after them the learning rate stays at 1 % (default: "
+        "max_iteration)",
+    )
     elastic_probability: float | None = Field(
         default=None, ge=0, le=1, description="probability of each elastic deformation (default: from the profile)"
     )
@@ -187,6 +196,11 @@ class TrainingConfig(StrictModel):
         ge=0,
         description="how many of the newest checkpoints are kept; 0 = all (default: from the profile)",
     )
+    keep_best: int = Field(
+        default=1,
+        ge=1,
+        description="how many of the checkpoints with the lowest validation loss are kept besides the newest",
+    )
     snapshot_every: int | None = Field(
         default=None,
         ge=1,
@@ -214,8 +228,15 @@ class TrainingConfig(StrictModel):
         default="auto",
         description="auto: bf16 if the device supports it, else fp16 with scaled losses (GPUs) or float32 (CPUs)",
     )
+    batch_size: int = Field(
+        default=1, ge=1, le=1000, description="patches of one forward pass of a process; each needs memory"
+    )
     accumulate: int = Field(
-        default=1, ge=1, le=10_000, description="patches per process and step; their gradients are averaged"
+        default=1,
+        ge=1,
+        le=10_000,
+        description="forward passes of a process in a step, whose gradients are averaged: a larger batch in the same "
+        "memory",
     )
     optimizer: Literal["adam", "adamw"] = Field(
         default="adam", description="adam, or adamw with decoupled weight decay"

@@ -77,7 +77,7 @@ def does_not_fit(error: BaseException, where: str) -> ConfigError:
         "the training does not fit in memory",
         error,
         where,
-        'smaller input_shape_vox or num_fmaps; on a GPU precision = "bf16" (before Ampere "fp16") or '
+        'smaller batch_size, input_shape_vox or num_fmaps; on a GPU precision = "bf16" (before Ampere "fp16") or '
         "checkpoint_activations = true; if it is the memory of the machine: fewer num_workers",
     )
 

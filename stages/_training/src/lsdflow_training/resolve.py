@@ -122,8 +122,9 @@ def _held_out(config: TrainingConfig, profile: Profile, sections: int | None, ou
 
 def _step(config: TrainingConfig, processes: int) -> StepOptions:
     return StepOptions(
+        batch_size=config.batch_size,
         accumulate=config.accumulate,
-        effective_batch=config.accumulate * processes,
+        effective_batch=config.batch_size * config.accumulate * processes,
         optimizer=config.optimizer,
         weight_decay=config.weight_decay,
         clip_gradient=config.clip_gradient,
@@ -263,10 +264,12 @@ def _schedules(config: TrainingConfig, profile: Profile, kind: Kind) -> Schedule
         max_minutes=config.max_minutes if config.max_minutes is not None else profile.max_minutes,
         learning_rate=_or(config.learning_rate, profile.learning_rate),
         schedule=_or(config.schedule, profile.schedule),
-        warmup_iterations=50,
+        warmup_iterations=config.warmup_iterations,
+        schedule_iterations=config.schedule_iterations,
         betas=(0.95, 0.999),
         checkpoint_every=_or(config.checkpoint_every, profile.checkpoint_every),
         keep_checkpoints=_or(config.keep_checkpoints, profile.keep_checkpoints),
+        keep_best=config.keep_best,
         snapshot_every=_or(config.snapshot_every, profile.snapshot_every),
         validation_every=_or(config.validation_every, profile.validation_every),
         validation_patches=config.validation_patches,
@@ -296,12 +299,9 @@ def resolve_distribution(config: TrainingConfig, device: str, ranks: Ranks) -> D
     processes = 1
     if not ranks.started_locally:
         processes = _gpus(device, config.backend) if config.processes == "auto" else config.processes
-    if config.precision == "fp16" and (device == "cpu" or config.strategy == "fsdp"):
+    if config.precision == "fp16" and device == "cpu":
         raise ConfigError(
-            "fp16 needs loss scaling, which is there for GPUs and strategy ddp",
-            where="precision",
-            wanted="auto, float32 or bf16",
-            found=f"fp16 on {device} with {config.strategy}",
+            "fp16 trains on GPUs only", where="precision", wanted="auto, float32 or bf16", found=f"fp16 on {device}"
         )
     require_precision(device, config.precision, "precision")
     if config.fsdp_cpu_offload and device == "cpu":

@@ -19,8 +19,8 @@ LONGEST_WARM_UP = 0.1
 def learning_rate(schedules: Schedules, iteration: int, minutes: float) -> float:
     """Learning rate of the step that makes `iteration` (1, 2, ...), `minutes` after the start of the training.
 
-    one_cycle: linear warm-up, then half a cosine down to 1 % at the end, which is max_iteration or max_minutes,
-    whichever comes first.
+    one_cycle: linear warm-up, then half a cosine down to 1 %, where it stays: after schedule_iterations (max_iteration)
+    or max_minutes, whichever comes first.
     """
     if schedules.schedule == "constant":
         return schedules.learning_rate
@@ -47,8 +47,8 @@ def seconds_left(schedules: Schedules, minutes: float) -> float | None:
 
 
 def progress(schedules: Schedules, iteration: int, minutes: float) -> float:
-    """Share of the training that is done, 0 to 1: the larger of the shares of iterations and of time."""
-    share = iteration / max(schedules.max_iteration, 1)
+    """Share of the cycle that is done, 0 to 1: the larger of the shares of iterations and of time."""
+    share = iteration / max(schedules.schedule_iterations or schedules.max_iteration, 1)
     if schedules.max_minutes is not None:
         share = max(share, minutes / schedules.max_minutes)
     return min(share, 1.0)

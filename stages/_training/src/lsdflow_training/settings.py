@@ -22,6 +22,7 @@ SAME_RESULT = (
 )  # fmt: skip
 Schedule = Literal["constant", "one_cycle"]
 DataPath = Literal["gunpowder", "gpu"]
+WARMUP_ITERATIONS = 50
 
 
 @dataclass(frozen=True)
@@ -94,20 +95,34 @@ class Targets:
 
 @dataclass(frozen=True)
 class Schedules:
-    """How long and how fast to train, and what is kept."""
+    """How long and how fast to train, and what is kept.
+
+    schedule_iterations: after which one_cycle ends, None = max_iteration. keep_best: checkpoints by validation loss.
+    """
 
     max_iteration: int
     max_minutes: float | None
     learning_rate: float
     schedule: Schedule
     warmup_iterations: int
+    schedule_iterations: int | None
     betas: tuple[float, float]
     checkpoint_every: int
     keep_checkpoints: int
+    keep_best: int
     snapshot_every: int
     validation_every: int
     validation_patches: int
     profile_every: int
+
+    def parameters(self) -> dict[str, Any]:
+        """What affects the result; options that were added later only where they differ from their default."""
+        kept = {"learning_rate": self.learning_rate, "schedule": self.schedule, "betas": self.betas}
+        if self.warmup_iterations != WARMUP_ITERATIONS:
+            kept["warmup_iterations"] = self.warmup_iterations
+        if self.schedule_iterations is not None:
+            kept["schedule_iterations"] = self.schedule_iterations
+        return kept
 
     def has_snapshot(self, iteration: int) -> bool:
         """Whether a step is known to leave a snapshot: 1, max_iteration, every `snapshot_every`-th."""
@@ -116,8 +131,12 @@ class Schedules:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How gradients become a step. effective_batch: patches per step in all processes together."""
+    """How gradients become a step: `accumulate` forward passes of `batch_size` patches in each process.
 
+    effective_batch: patches per step in all processes together.
+    """
+
+    batch_size: int = 1
     accumulate: int = 1
     effective_batch: int = 1
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -125,9 +144,14 @@ class StepOptions:
     clip_gradient: float | None = None
     checkpoint_activations: bool = False
 
+    @property
+    def patches(self) -> int:
+        """Patches of each process in a step."""
+        return self.batch_size * self.accumulate
+
     def parameters(self) -> dict[str, Any]:
         """Options that affect the result and differ from their default; of the batch only its effective size counts."""
-        same = ("accumulate", "checkpoint_activations")
+        same = ("batch_size", "accumulate", "checkpoint_activations")
         return {name: value for name, value in _without_defaults(self).items() if name not in same}
 
 
@@ -219,7 +243,7 @@ def training_parameters(settings: TrainingSettings) -> dict[str, Any]:
         "unet": settings.unet.model_dump(),
         "targets": _without_defaults(settings.targets),
         "augmentation": _without_defaults(settings.augmentation),
-        "schedules": {key: whole["schedules"][key] for key in ("learning_rate", "schedule", "betas")},
+        "schedules": settings.schedules.parameters(),
         **{name: value for name, value in optional.items() if value is not None},
     }
 

@@ -189,7 +189,7 @@ def training_plan(training: Training) -> dict[str, Any]:
         "done_iterations": max(bundle_iterations(training.folder / "checkpoints"), default=0),
         "device": settings.device,
         "workers": settings.num_workers,
-        "processes": settings.step.effective_batch // settings.step.accumulate,
+        "processes": settings.step.effective_batch // settings.step.patches,
         PATCHES_PER_STEP: settings.step.effective_batch,
         "multiply_adds": settings.step.effective_batch
         * multiply_adds(settings.unet, settings.shapes.network_input_vox),

@@ -56,24 +56,33 @@ class StepResult:
 class Gradients:
     """How gradients become a step; the defaults are for one process and one patch.
 
-    clip: largest norm of the gradient. scaler: of losses at fp16. exchange: a switch, on while the gradients of a
-    backward pass are averaged over the processes. combine: called with the result of this process before the
-    optimizer's step; returns that of all processes, or raises in all of them.
+    batch_size: patches of one forward pass. clip: largest norm of the gradient. scaler: of losses at fp16. exchange: a
+    switch, on while the gradients of a backward pass are averaged over the processes. combine: called with the result
+    of this process before the optimizer's step; returns that of all processes, or raises in all of them.
     """
 
+    batch_size: int = 1
     clip: float | None = None
     scaler: torch.amp.GradScaler | None = None
     exchange: Callable[[bool], None] = lambda _on: None
     combine: Callable[[StepResult], StepResult] | None = None
 
 
-def forward_loss(network: nn.Module, patch: Patch, precision: TrainingPrecision) -> StepResult:
-    """Predictions cropped to the targets, and the loss (still attached to the graph)."""
-    with _numbers(patch.raw.device, precision):
-        predictions = network(patch.raw)
-    cropped = {name: crop_centre(predictions[name], patch.targets[name].shape[2:]) for name in patch.targets}
-    loss, losses = total_loss(cropped, patch.targets, patch.weights)
-    return StepResult(loss=loss, losses=losses, predictions={**predictions, **cropped})
+def forward_losses(network: nn.Module, patches: Sequence[Patch], precision: TrainingPrecision) -> list[StepResult]:
+    """One forward pass of all patches; of each its predictions cropped to the targets, and its loss (with its graph).
+
+    Each patch has a loss of its own, over its own voxels that count: their mean does not depend on who shares a pass.
+    """
+    raw = patches[0].raw if len(patches) == 1 else torch.cat([patch.raw for patch in patches])
+    with _numbers(raw.device, precision):
+        predictions = network(raw)
+    results = []
+    for number, patch in enumerate(patches):
+        own = {name: value[number : number + 1] for name, value in predictions.items()}
+        cropped = {name: crop_centre(own[name], patch.targets[name].shape[2:]) for name in patch.targets}
+        loss, losses = total_loss(cropped, patch.targets, patch.weights)
+        results.append(StepResult(loss=loss, losses=losses, predictions={**own, **cropped}))
+    return results
 
 
 def train_step(
@@ -93,20 +102,23 @@ def train_step(
     gradients = gradients or Gradients()
     optimizer.zero_grad(set_to_none=True)
     results: list[StepResult] = []
-    for number, patch in enumerate(patches, start=1):
-        last = number == len(patches)
+    for begin in range(0, len(patches), gradients.batch_size):
+        of_pass = patches[begin : begin + gradients.batch_size]
+        last = begin + len(of_pass) == len(patches)
         gradients.exchange(last)
-        result = forward_loss(network, patch, precision)
-        if keep_gradients and last:
-            for name in patch.targets:
-                result.predictions[name].retain_grad()
-        if gradients.combine is None and not torch.isfinite(result.loss):
-            return result
-        _backward(result.loss if len(patches) == 1 else result.loss / len(patches), gradients.scaler)
-        if keep_gradients and last and gradients.scaler is not None:
-            for name in patch.targets:
-                _unscale(result.predictions[name].grad, gradients.scaler)
-        results.append(replace(result, loss=result.loss.detach()))
+        found = forward_losses(network, of_pass, precision)
+        kept = [found[-1].predictions[name] for name in of_pass[-1].targets] if keep_gradients and last else []
+        for prediction in kept:
+            prediction.retain_grad()
+        for result in found:
+            if gradients.combine is None and not torch.isfinite(result.loss):
+                return result
+        loss = torch.stack([result.loss for result in found]).sum()
+        _backward(loss / len(patches), gradients.scaler)
+        if gradients.scaler is not None:
+            for prediction in kept:
+                _unscale(prediction.grad, gradients.scaler)
+        results += [replace(result, loss=result.loss.detach()) for result in found]
     mean = _mean(results)
     if gradients.combine is not None:
         mean = gradients.combine(mean)

@@ -6,8 +6,9 @@
 4. stop at max_iteration (in total over all runs) or max_minutes, on early stopping (if enabled), or on a signal (then
    exit 75)
 
-With several processes the step that makes iteration i uses batches (i - 1) n + 1 ... i n, n = accumulate x processes;
-with k processes, each uses every k-th of them.  All agree on the losses, the time and when to stop; the first writes.
+With several processes the step that makes iteration i uses batches (i - 1) n + 1 ... i n, n = the patches of a step in
+all processes; with k processes, each uses every k-th of them.  All agree on the losses, the time and when to stop; the
+first writes.
 
 Another framework replaces the step and what depends on it, see lsdflow_tensorflow.trainer.
 """
@@ -93,7 +94,7 @@ class Trainer:
         self.trained = new_network(settings)
         self.gradients = Gradients()
         self.average: AveragedWeights | None = None
-        self.patches_per_step = settings.step.accumulate  # of this process
+        self.patches_per_step = settings.step.patches  # of this process
         self._build()
         self.monitor = LossMonitor(folder, settings.patience, self.group)
         self.iteration = 0
@@ -305,7 +306,8 @@ class Trainer:
             self._choose()
 
     def _choose(self) -> BestCheckpoint:
-        return ckpt.keep_best(self.folder, self.training_key, self.settings.schedules.keep_checkpoints)
+        schedules = self.settings.schedules
+        return ckpt.keep_best(self.folder, self.training_key, schedules.keep_checkpoints, schedules.keep_best)
 
     def _checkpoint_to_resume(self) -> Resumed | None:
         """The checkpoint that the first process finds, for all."""

@@ -35,7 +35,7 @@ from lsdflow_training.data.pipeline import Keys, batch_request, validation_pipel
 from lsdflow_training.data.volumes import Source
 from lsdflow_training.processes.collectives import Group
 from lsdflow_training.settings import TrainingSettings
-from lsdflow_training.step import TrainingPrecision, forward_loss
+from lsdflow_training.step import TrainingPrecision, forward_losses
 
 LOG = logging.getLogger("lsdflow.training")
 Verdict = Literal["continue", "plateau", "overfit"]
@@ -121,7 +121,7 @@ def _losses(
                 targets={name: value.to(device) for name, value in patch.targets.items()},
                 weights={name: value.to(device) for name, value in patch.weights.items()},
             )
-            losses.append(float(forward_loss(network, moved, precision).loss))
+            losses.append(float(forward_losses(network, [moved], precision)[0].loss))
     network.train()
     return losses
 
