@@ -9,9 +9,12 @@ torch = pytest.importorskip("torch")
 from disturbances import be_asked_to_stop, overflow_in_the_first_step, train_in_fp16  # noqa: E402
 from worlds import Training  # noqa: E402
 
-from lsdflow_contract.checkpoint import RESUME, bundle_folder  # noqa: E402
+from lsdflow_contract.checkpoint import RESUME, UNetSpec, bundle_folder  # noqa: E402
 from lsdflow_network.bundle import tensors_equal  # noqa: E402
+from lsdflow_network.unet import UNet  # noqa: E402
 from lsdflow_training.checkpoints import read_state  # noqa: E402
+from lsdflow_training.processes import drawn_shares  # noqa: E402
+from lsdflow_training.processes.drawn_shares import draw_shares, is_empty  # noqa: E402
 
 SHARED = ("strategy=fsdp", "fsdp_min_num_params=100")
 
@@ -22,6 +25,33 @@ def alone(tmp_path_factory):
     one = Training.made(tmp_path_factory.mktemp("alone"), "affinities", max_iteration=2)
     assert one.live(1, "accumulate=2") == [0], one.errors
     return one
+
+
+@pytest.mark.proves("DDP-07")
+@pytest.mark.parametrize("piece", [16, 48, 1 << 20])
+def test_weights_drawn_in_pieces_are_those_of_a_process_alone(monkeypatch, piece: int) -> None:
+    spec = UNetSpec(in_channels=1, num_fmaps=3, fmap_inc_factor=2, downsample_factors=((2, 2, 2), (1, 2, 2)))
+    torch.manual_seed(5)
+    alone, drawn = UNet(spec, {"affs": 3, "lsds": 10}), torch.get_rng_state()
+    with torch.device("meta"):
+        empty = UNet(spec, {"affs": 3, "lsds": 10})
+    assert is_empty(empty)
+    assert not is_empty(alone)
+    monkeypatch.setattr(drawn_shares, "PIECE", piece)
+    torch.manual_seed(5)
+    draw_shares(empty, "cpu")
+    assert tensors_equal(empty.state_dict(), alone.state_dict())
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_shared_weights_begin_with_the_given_ones(training, alone) -> None:
+    given = bundle_folder(alone.folder / "checkpoints", 2)
+    one, two = (training(name, "affinities", max_iteration=1, initial_weights=str(given)) for name in ("one", "two"))
+    assert one.live(1, "accumulate=2") == [0], one.errors
+    assert two.live(2, *SHARED) == [0, 0], two.errors
+    for name, value in one.weights(1).items():
+        torch.testing.assert_close(two.weights(1)[name], value, rtol=0, atol=1e-5)
+    assert two.bundle(1).training_key == one.bundle(1).training_key
 
 
 @pytest.mark.parametrize(("reshard", "nodes"), [("hybrid", 2), ("none", 1)])

@@ -157,9 +157,14 @@ def _upsampling(spec: UNetSpec, level: int) -> nn.Module:
 def _initialise(module: nn.Module) -> None:
     """He initialisation for the ReLU layers, zero biases."""
     if isinstance(module, nn.Conv3d | nn.ConvTranspose3d):
-        fan_in = module.in_channels
-        if isinstance(module, nn.Conv3d):
-            fan_in *= math.prod(module.kernel_size)
-        nn.init.normal_(module.weight, std=(2.0 / fan_in) ** 0.5)
+        nn.init.normal_(module.weight, std=deviation_of_weights(module))
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def deviation_of_weights(layer: nn.Conv3d | nn.ConvTranspose3d) -> float:
+    """Standard deviation of the random weights of a layer (He, for ReLU)."""
+    fan_in = layer.in_channels
+    if isinstance(layer, nn.Conv3d):
+        fan_in *= math.prod(layer.kernel_size)
+    return float((2.0 / fan_in) ** 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,8 @@ from lsdflow_network.composition import AcrLsd
 from lsdflow_network.precision import choose_precision, memory_format
 from lsdflow_network.unet import UNet
 from lsdflow_training.processes.collectives import Group
-from lsdflow_training.processes.sharding import compute_again, set_exchange, share
+from lsdflow_training.processes.drawn_shares import draw_shares, is_empty
+from lsdflow_training.processes.sharding import compute_again, set_exchange, share, shares_of
 from lsdflow_training.settings import TrainingSettings
 from lsdflow_training.step import Gradients, TrainingPrecision
 
@@ -30,16 +32,27 @@ class FrozenLsd:
     network: nn.Module
 
 
-def new_network(settings: TrainingSettings) -> UNet:
-    """The network to train, with random weights or the given initial weights."""
-    network = UNet(settings.unet, settings.outputs)
-    if settings.initial is not None:
-        bundle, weights = load_bundle(settings.initial.folder)
-        if bundle.weights_sha256 != settings.initial.sha256:
-            raise OutputConflict("the weights to begin with were changed meanwhile", where=settings.initial.folder)
-        network.load_state_dict(weights)
-        LOG.info("begins with the weights of %s", settings.initial.folder)
+def new_network(settings: TrainingSettings, *, empty: bool = False) -> UNet:
+    """The network to train, with random weights or the given initial weights.
+
+    empty: it has shapes and no weights (torch's meta device); `build_network` draws or reads those of this process.
+    """
+    with torch.device("meta") if empty else nullcontext():
+        network = UNet(settings.unet, settings.outputs)
+    if not empty:
+        _begin_with_given(network, settings)
     return network
+
+
+def _begin_with_given(network: UNet, settings: TrainingSettings) -> None:
+    """Load the initial weights, if there are any, or the shares of them that this process holds."""
+    if settings.initial is None:
+        return
+    bundle, weights = load_bundle(settings.initial.folder)
+    if bundle.weights_sha256 != settings.initial.sha256:
+        raise OutputConflict("the weights to begin with were changed meanwhile", where=settings.initial.folder)
+    network.load_state_dict(shares_of(weights, network))
+    LOG.info("begins with the weights of %s", settings.initial.folder)
 
 
 def build_network(
@@ -52,15 +65,18 @@ def build_network(
 ) -> tuple[nn.Module, Gradients]:
     """The network from raw to the outputs, on the device, and how its gradients become a step.
 
-    The weights of `trained` are shared among the processes; each process holds all of an LSD network before it.
+    The weights of `trained` are shared among the processes; each process holds all of an LSD network before it. An
+    empty network (`new_network`) must be shared: each process draws the weights of its shares only.
     """
     if settings.step.checkpoint_activations:
         compute_again(trained)
-    # FSDP shares require contiguous weights
-    sharded = settings.distribution.sharded and not group.alone
-    memory = torch.contiguous_format if sharded else memory_format(device)
-    trained.to(device).to(memory_format=memory)  # type: ignore[call-overload]
+    empty = is_empty(trained)
+    if not empty:
+        trained.to(device).to(memory_format=memory_format(device))  # type: ignore[call-overload]
     network = share(trained, group, settings.distribution, device)
+    if empty:
+        draw_shares(trained, "cpu" if settings.distribution.cpu_offload else device)
+        _begin_with_given(trained, settings)
     scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
     step = settings.step
     gradients = Gradients(step.batch_size, step.clip_gradient, scaler=scaler, exchange=set_exchange(network))

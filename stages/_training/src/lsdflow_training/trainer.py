@@ -91,7 +91,7 @@ class Trainer:
         self.folder, self.training_key = folder, training_key
         self.checkpoints = folder / "checkpoints"
         self.keys: Keys = make_keys()
-        self.trained = new_network(settings)
+        self.trained = new_network(settings, empty=settings.distribution.sharded and not self.group.alone)
         self.gradients = Gradients()
         self.average: AveragedWeights | None = None
         self.patches_per_step = settings.step.patches  # of this process
@@ -291,11 +291,11 @@ class Trainer:
         if not all(row[0] for row in self.group.gather([float(all_finite(self.trained))])):
             batches = self._batches(self.iteration)
             raise not_finite("weights are", TOO_LARGE, number=self.iteration, saved=self.saved, batches=batches)
-        value = self._validate(curves) if validate else self.validated.get(self.iteration)
+        value, keep = self._validate(curves) if validate else self.validated.get(self.iteration), curves is not None
         with self._saved_weights():
-            weights = {name: value.clone() for name, value in whole_weights(self.trained).items()}
-        own = {} if self.average is None else whole_weights(self.trained)
-        optimizer = whole_optimizer(self.optimizer)
+            weights = whole_weights(self.trained, keep)
+        own = {} if self.average is None else whole_weights(self.trained, keep)
+        optimizer = whole_optimizer(self.optimizer, keep)
         self.saved = self.iteration
         if curves is not None:
             curves.flush()

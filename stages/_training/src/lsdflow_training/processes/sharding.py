@@ -64,29 +64,37 @@ def set_exchange(network: nn.Module) -> Callable[[bool], None]:
     return lambda _on: None
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor gathered from its shares; all processes must call this together."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def share_here(tensor: Tensor) -> Tensor:
     """The share of a tensor that this process holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole_weights(network: nn.Module) -> dict[str, Tensor]:
-    """state_dict of the network with whole weights."""
-    return {name: whole(value) for name, value in network.state_dict().items()}
+def whole_weights(network: nn.Module, keep: bool) -> dict[str, Tensor]:
+    """state_dict of the network with whole weights, copied to the host's memory; empty unless `keep`.
+
+    All processes call this together. A device holds one whole weight at a time.
+    """
+    state = network.state_dict()
+    return {name: value for name in state if (value := _whole(state[name], keep)) is not None}
 
 
-def whole_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """state_dict of the optimizer with whole tensors."""
+def whole_optimizer(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
+    """state_dict of the optimizer with whole tensors in the host's memory; without tensors unless `keep`.
+
+    All processes call this together.
+    """
     found: dict[str, Any] = optimizer.state_dict()
     state = {
-        number: {name: whole(v) if isinstance(v, Tensor) else v for name, v in of_parameter.items()}
+        number: {name: _whole(v, keep) if isinstance(v, Tensor) else v for name, v in of_parameter.items()}
         for number, of_parameter in found["state"].items()
     }
     return {**found, "state": state}
+
+
+def _whole(tensor: Tensor, keep: bool) -> Tensor | None:
+    """A tensor gathered from its shares; a copy on the CPU, or None."""
+    gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return gathered.detach().to("cpu", copy=True) if keep else None
 
 
 def shares_of(weights: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
