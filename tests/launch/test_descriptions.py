@@ -15,7 +15,7 @@ import pytest
 from lsdflow_contract.experiment import BLOCK_STAGES, STAGES, load_experiment
 from lsdflow_launch import preflight
 from lsdflow_launch.commands import ask_stage
-from lsdflow_launch.descriptions import PREFIX, descriptions_of, finished_stages
+from lsdflow_launch.descriptions import descriptions_of, finished_stages
 from lsdflow_launch.init.demo import make_demo
 
 
@@ -97,7 +97,7 @@ def test_validate_finds_what_only_the_stages_before_could_find(
     assert done.returncode == 78, found
     assert [s for s in STAGES if found.get(s)] == [stage]
     assert said in json.dumps(found[stage])
-    assert PREFIX not in done.stdout
+    assert "lsdflow-descriptions" not in done.stdout
 
 
 @pytest.mark.parametrize("setting", ["input_shape_vox=[83, 83, 83]", "input_shape_vox=none", "no_such_key=1"])

@@ -19,6 +19,8 @@ from lsdflow_contract.errors import InternalError, Interrupted, StageError
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 # Signals that a terminal sends to every process of a command. Those ignored from the start (nohup, &) stay ignored.
 OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
+# Signals that would end Python at once, without removing what a command has begun; Ctrl-C does not.
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 # A stage of `lsdflow run` gets Ctrl-C twice, from the terminal and from the launcher: this must not stop its cleanup.
 SAME_SECONDS = 2.0
 RESUME = "run the same command again to resume"
@@ -69,10 +71,10 @@ def leave_terminal_to_coordinator() -> None:
 
 
 @contextmanager
-def interrupt_on_signals() -> Iterator[None]:
+def interrupt_on_signals(numbers: Iterable[signal.Signals] = SIGNALS) -> Iterator[None]:
     """Let signals interrupt the `with` block; finished results are kept. The handlers are restored afterwards."""
     end = EndOfWork()
-    before = {number: signal.signal(number, end) for number in heard(SIGNALS)}
+    before = {number: signal.signal(number, end) for number in heard(numbers)}
     try:
         yield
     finally:

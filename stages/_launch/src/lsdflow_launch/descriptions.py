@@ -18,11 +18,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from lsdflow_command.machine import available_cores
+from lsdflow_command.scratch import scratch_folder
 from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import TRAININGS, Experiment
 from lsdflow_contract.files import read_json, storage_errors, write_json
@@ -34,7 +35,6 @@ from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import Ask, ask_stage
 from lsdflow_launch.disk import result_folders
 
-PREFIX = ".descriptions-"
 MISSING = {"exit_code": MissingInput.exit_code}
 
 
@@ -45,17 +45,16 @@ def descriptions_of(experiment: Experiment, finished: Sequence[str], ask: Ask) -
     It is a temporary folder; for stages that run in containers it is inside the experiment, where they can read it.
     """
     root = experiment.layout.root
-    with storage_errors(root):
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=None if ask is ask_stage else root))
-    try:
+    parent = Path(tempfile.gettempdir()) if ask is ask_stage else root
+    with ExitStack() as stack:
+        with storage_errors(parent):
+            folder = stack.enter_context(scratch_folder(parent, "lsdflow-descriptions"))
         layout = ExperimentLayout(folder)
         for stage in finished:
             _link_results(experiment, stage, layout)
         if experiment.layout.store.exists():
             layout.store.symlink_to(experiment.layout.store.absolute())
         yield layout
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def finished_stages(experiment: Experiment) -> list[str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lsdflow_command.machine import available_cores, free_memory_bytes, memory_limit_bytes
+from lsdflow_command.scratch import scratch_folder
 from lsdflow_contract import CONTRACT_MAJOR, CONTRACT_VERSION
 from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import STAGES, TRAININGS, Experiment, load_experiment
@@ -137,9 +138,9 @@ def try_folder(folder: Path) -> Iterator[Finding]:
     fix = "a run writes about 30 bytes per voxel (see lsdflow plan DIR): free some space"
     yield _at_least(1, min(free / FREE_BYTES, files / FREE_FILES), "room", found, fix, fail)
     try:
-        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=folder) as probe:
-            yield _commit(Path(probe))
-            yield _speed(Path(probe) / "speed")
+        with scratch_folder(folder, "doctor") as probe:
+            yield _commit(probe)
+            yield _speed(probe / "speed")
     except OSError as error:
         fix = "use a folder that this user may write into"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lsdflow_command.app import exit_codes
 from lsdflow_command.machine import available_cores
+from lsdflow_command.scratch import scratch_folder
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import storage_errors, write_json
@@ -70,12 +69,12 @@ def measure_scaling(
     """
     stage = "train-lsd" if experiment.common.mode == "acrlsd" else "train-acrlsd"
     root, rows = experiment.layout.root, []
-    with storage_errors(root), tempfile.TemporaryDirectory(prefix=".scaling-", dir=root) as folder:
+    with storage_errors(root), scratch_folder(root, "scaling") as folder:
         for strategy, number in ((strategy, number) for strategy in strategies for number in numbers):
             LOG.info("%s: %d steps with %d processes %s", stage, steps, number, strategy)
             given = [f"{stage}.max_iteration={steps}", *([f"{stage}.strategy={strategy}"] if strategy else [])]
             arguments = [word for word in stage_arguments("scaling", experiment) if word != "--json"]
-            arguments += ["--into", str(Path(folder) / f"{strategy}{number}"), "--processes", str(number)]
+            arguments += ["--into", str(folder / f"{strategy}{number}"), "--processes", str(number)]
             answer = ask(stage, [*arguments, *(word for one in given for word in ("--set", one))])
             if "exit_code" in answer:
                 raise error_of(answer)

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 
 import typer
 
+from lsdflow_command.scratch import scratch_folder
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.geometry import Lengths, Nm3
@@ -162,8 +163,8 @@ def browser_on(url: str | None) -> Iterator[None]:
     if url is None or not any(os.environ.get(name) for name in DISPLAYS):
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="lsdflow-view-") as folder:
-        page = Path(folder) / "open.html"
+    with scratch_folder(Path(tempfile.gettempdir()), "lsdflow-view") as folder:
+        page = folder / "open.html"
         page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={escape(url, quote=True)}">')
         webbrowser.open(page.as_uri())
         yield

@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_command.scratch import scratch_folder
 from lsdflow_contract.arrays import ArraySpec
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Geometry, Nm3
@@ -41,10 +42,10 @@ LAYERS = {
 @contextmanager
 def snapshot_layers(path: Path) -> Iterator[ViewerLayers]:
     """The layers of a snapshot, while the context lasts. Raises BadData (65) for a file that is no snapshot."""
-    with tempfile.TemporaryDirectory(prefix="lsdflow-view-") as folder:
+    with scratch_folder(Path(tempfile.gettempdir()), "lsdflow-view") as folder:
         with reading(str(path)), h5py.File(path, "r") as file:
             volumes = {
-                name: _copied(file[dataset], name, Path(folder) / f"{name}.zarr")
+                name: _copied(file[dataset], name, folder / f"{name}.zarr")
                 for name, datasets in LAYERS.items()
                 for dataset in datasets
                 if dataset in file

@@ -13,13 +13,13 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
+from lsdflow_command.scratch import scratch_folder
 from lsdflow_contract.errors import ConfigError, MissingInput, StageError, StoreUnreachable, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean
 from lsdflow_contract.files import read_json, storage_errors
@@ -261,9 +261,8 @@ class Apptainer:
         """
         with storage_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            room = tempfile.TemporaryDirectory(prefix=".pull-", dir=self.folder)
-        with room as work:
-            definition, made = Path(work, "definition"), Path(work, "made.sif")
+        with scratch_folder(self.folder, "pull") as work:
+            definition, made = work / "definition", work / "made.sif"
             image = f"Bootstrap: docker\nFrom: {pin.name}@{pin.digest}\n"
             definition.write_text(f"{image}\n%labels\n    {SIF_DIGEST_LABEL} {pin.digest}\n", encoding="utf-8")
             command = [self.program, "build", "--disable-cache", *SQUASHED, str(made), str(definition)]

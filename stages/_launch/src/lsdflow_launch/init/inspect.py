@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.machine import available_cores, free_memory_bytes
+from lsdflow_command.scratch import scratch_folder
 from lsdflow_contract.errors import InternalError, NoVoxelSize, StageError, UsageError, together
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import ask_stage
@@ -191,8 +192,8 @@ def _with(before: Inspection, fitting: Mapping[str, Choice]) -> Inspection:
 
 def _ask(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer of prepare. Only its table is written, into a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="lsdflow-init-") as folder:
-        path = Path(folder) / "experiment.toml"
+    with scratch_folder(Path(tempfile.gettempdir()), "lsdflow-init") as folder:
+        path = folder / "experiment.toml"
         path.write_text(_text_of(**tables["prepare"]), encoding="utf-8")
         answer = ask_stage(STAGES[0], ["look", "--experiment", str(path), "--json"])
     return answer if isinstance(answer, dict) else {}

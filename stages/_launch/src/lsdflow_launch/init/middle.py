@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_command.scratch import scratch_folder
 from lsdflow_contract.geometry import Vox3
 from lsdflow_launch.commands import ask_stage, error_of
 
@@ -37,8 +38,8 @@ class Middle:
 
     def cells(self, inverted: bool) -> float:
         """Let the network look, perhaps with black and white exchanged: the bits of the cells that it finds."""
-        with tempfile.TemporaryDirectory(prefix="lsdflow-init-") as scratch:
-            experiment, raw, affinities = (Path(scratch) / name for name in ("experiment.toml", "raw.npy", "affs.npy"))
+        with scratch_folder(Path(tempfile.gettempdir()), "lsdflow-init") as scratch:
+            experiment, raw, affinities = (scratch / name for name in ("experiment.toml", "raw.npy", "affs.npy"))
             experiment.write_text(self.experiment_toml, encoding="utf-8")
             shape = [str(n) for n in self.shape_vox]
             asked("prepare", ["sample", "--experiment", str(experiment), "--out", str(raw), "--shape", *shape])

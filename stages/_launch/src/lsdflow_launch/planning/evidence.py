@@ -10,14 +10,13 @@ Evidence of one kind of device gives no time or memory for the other: work on GP
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
+from lsdflow_command.scratch import scratch_folder
 from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import TRAININGS, Experiment
 from lsdflow_contract.files import parse_toml, read_json, storage_errors
@@ -220,9 +219,9 @@ def gpu_lines(experiment: Experiment) -> Iterator[str]:
 def measure(experiment: Experiment, stage: str, ask: Ask) -> Facts:
     """Measure a block or some steps of a stage in a temporary folder; {"not known": why} if it cannot run yet."""
     root, (load, *_) = experiment.layout.root, os.getloadavg()
-    with storage_errors(root), tempfile.TemporaryDirectory(prefix=".measure-", dir=root) as folder:
+    with storage_errors(root), scratch_folder(root, "measure") as folder:
         try:
-            answer = ask(stage, [*stage_arguments("measure", experiment), "--into", str(Path(folder) / stage)])
+            answer = ask(stage, [*stage_arguments("measure", experiment), "--into", str(folder / stage)])
         except StageError as error:
             answer = error.as_dict()
     if "exit_code" not in answer:
