@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -14,6 +16,7 @@ from lsdflow_contract.errors import MissingInput
 from lsdflow_launch import commands
 from lsdflow_launch.commands import answer_of, ask_program, ask_stage, of_this_python, run_stage
 
+T = TypeVar("T")
 REPORT = """import os, sys
 print(sys.argv, os.getcwd(), os.environ.get("ASKED"), os.environ.get("LSDFLOW_BIN"), __name__)
 print("what went wrong", file=sys.stderr)
@@ -75,6 +78,43 @@ def test_a_traceback_and_a_killed_command_are_no_success(tmp_path: Path) -> None
     assert failed.returncode == 1
     assert "ValueError: broken" in failed.stderr
     assert answer_of([_command(tmp_path, "import os; os.kill(os.getpid(), 9)")]).returncode != 0
+
+
+ASK = """
+import sys, typer
+from lsdflow_command.app import exit_codes
+from lsdflow_launch.commands import answer_of
+
+def command(asked: str) -> None:
+    with exit_codes(debug=False):
+        answer_of([asked])
+
+typer.run(command)
+"""
+
+
+@pytest.mark.parametrize("python", [sys.executable, "/bin/sh"], ids=["fork", "program"])
+def test_a_command_that_is_asked_to_end_ends_what_it_asked(tmp_path: Path, python: str) -> None:
+    pid = tmp_path / "pid"
+    text = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(100)"
+    asked = _command(tmp_path, text if python == sys.executable else f"echo $$ > {pid}; exec sleep 100", python)
+    asking = subprocess.Popen([sys.executable, "-c", ASK, str(asked)], stderr=subprocess.PIPE, text=True)
+    number = int(until(lambda: pid.exists() and pid.read_text().strip()))
+    asking.terminate()
+    assert "stopped by SIGTERM" in asking.communicate(timeout=30)[1]
+    assert asking.returncode == 75
+    assert until(
+        lambda: not Path(f"/proc/{number}").exists() or "State:\tZ" in Path(f"/proc/{number}/status").read_text()
+    )
+
+
+def until(found: Callable[[], T], seconds: float = 60) -> T:
+    """What `found` returns once that is true; else an error."""
+    end = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.05)
+    return value
 
 
 def test_the_doctor_does_not_wait_for_a_command_that_hangs(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def _answer_of_program(words: list[str], limit_s: float | None) -> subprocess.Co
     child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         out, err = child.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
+    except BaseException:  # too late, or a signal to this process
         child.kill()
         raise
     return subprocess.CompletedProcess(words, child.returncode, out, err)
@@ -266,9 +266,12 @@ def _answer_in_fork(words: list[str], limit_s: float | None) -> subprocess.Compl
         answers = Path(name)
         child = _forks().Process(target=_act_as, args=(words, dict(os.environ), str(Path.cwd()), answers))
         child.start()
-        child.join(limit_s)
-        if child.is_alive():
+        try:
+            child.join(limit_s)
+            late = child.is_alive()
+        finally:  # also after a signal to this process
             child.kill()
+        if late:
             raise subprocess.TimeoutExpired(words, limit_s or 0)
         out, err, code = (_text(answers / part) for part in ("out", "err", "code"))
     if not code and (child.exitcode or 0) >= 0:
