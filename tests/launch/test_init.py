@@ -338,7 +338,7 @@ def a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_says_what_the_gpus_of_this_machine_will_do(fine: None, a_gpu: None, tmp_path: Path) -> None:
     lines = init(tmp_path, "--train", str(tmp_path / "raw.zarr")).stdout.splitlines()
     (number,) = (i for i, line in enumerate(lines) if line.startswith("GPU here"))
-    assert lines[number] == "GPU here: 2 x NVIDIA A40: predict in fp16, trainings in bf16 (before Ampere: float32)"
+    assert lines[number] == "GPU here: 2 x NVIDIA A40: predict in fp16, trainings in bf16 (before Ampere: fp16)"
     assert lines[number + 1].startswith("  measured on NVIDIA H100 80GB: predict, 56 Mvoxel/s")
 
 

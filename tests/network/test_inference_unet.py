@@ -170,4 +170,5 @@ def test_logits_are_what_the_sigmoid_gets() -> None:
     fitted = InferenceUNet(network, "float32")
     both = torch.sigmoid(fitted.logits(x, ("affs", "lsds")))
     values = fitted(x)
-    assert torch.equal(both, torch.cat([values["affs"][0], values["lsds"][0]]))
+    # Some CPUs round the last bit of the sigmoid otherwise for values in another place of a vector.
+    torch.testing.assert_close(both, torch.cat([values["affs"][0], values["lsds"][0]]), rtol=0, atol=2e-7)

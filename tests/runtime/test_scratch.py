@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def test_what_a_killed_process_left_goes_with_the_next_folder_of_this_name(tmp_p
 
 def test_the_folder_of_a_running_process_or_of_another_machine_stays(tmp_path: Path, holder) -> None:
     (used,) = tmp_path.iterdir()
-    elsewhere = tmp_path / ".measure-another-host-x"
+    elsewhere = tmp_path / f".measure-{socket.gethostname()}-2+x"
     elsewhere.mkdir()
     (elsewhere / "in-use").touch()
     with scratch_folder(tmp_path, "measure") as folder, scratch_folder(tmp_path, "measure") as second:
@@ -92,11 +93,11 @@ def test_the_folder_of_a_running_process_or_of_another_machine_stays(tmp_path: P
     assert (used / "deep" / "block").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -15), (signal.SIGHUP, -1), (signal.SIGINT, 75)])
 @pytest.mark.parametrize("text", [HOLD, NEW_EXPERIMENT], ids=["scratch", "new experiment"])
-def test_a_command_that_is_asked_to_end_leaves_nothing_and_says_75(tmp_path: Path, number: int, text: str) -> None:
+def test_a_command_that_a_signal_ends_leaves_nothing(tmp_path: Path, text: str, number: int, code: int) -> None:
     process = begun(text, tmp_path)
     assert list(tmp_path.iterdir())
     process.send_signal(number)
-    assert process.wait(30) == 75
+    assert process.wait(30) == code
     assert not list(tmp_path.iterdir())

@@ -106,7 +106,9 @@ def test_the_key_of_a_training_knows_its_warm_up_and_cycle_only_if_they_are_set(
     usual = schedules().parameters()
     assert usual.keys() == {"learning_rate", "schedule", "betas"}
     assert schedules(warmup=20).parameters() == {**usual, "warmup_iterations": 20}
-    assert replace(schedules(), schedule_iterations=400).parameters() == {**usual, "schedule_iterations": 400}
+    assert replace(schedules(), schedule_iterations=50).parameters() == {**usual, "schedule_iterations": 50}
+    constant = replace(schedules("constant", warmup=20), schedule_iterations=400)
+    assert constant.parameters() == {**usual, "schedule": "constant"}
 
 
 def test_without_warm_up_one_cycle_begins_at_its_rate() -> None:

@@ -21,7 +21,6 @@ import json
 import logging
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -35,7 +34,7 @@ from lsdflow_command.cli import Verbs, version_line
 from lsdflow_command.code_cache import use_own_code_cache
 from lsdflow_command.completion import experiment_folders, settings
 from lsdflow_command.console import error_text, form_log_lines, start_logging
-from lsdflow_command.interruption import ENDING, end_if_asked, interrupt_on_signals, unwrapped_interrupts
+from lsdflow_command.interruption import end_if_asked, interrupt_on_signals, unwrapped_interrupts
 from lsdflow_command.monitoring import monitored
 from lsdflow_command.processes import end_with_launcher
 from lsdflow_command.runfolder import run_folder
@@ -114,11 +113,9 @@ def _verify(stage: StageCommand, experiment: Experiment) -> dict[str, Any]:
 
 @contextmanager
 def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
-    """Convert errors and signals to messages and exit codes, with a traceback before them if --debug is set."""
-    in_main = threading.current_thread() is threading.main_thread()
+    """Convert errors to messages and exit codes, with a traceback before them if --debug is set."""
     try:
-        with interrupt_on_signals(ENDING) if in_main else nullcontext():
-            yield
+        yield
     except StageError as error:
         _show_traceback(debug)
         raise _reported(error, as_json) from error

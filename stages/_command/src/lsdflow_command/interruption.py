@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -71,10 +72,10 @@ def leave_terminal_to_coordinator() -> None:
 
 
 @contextmanager
-def interrupt_on_signals(numbers: Iterable[signal.Signals] = SIGNALS) -> Iterator[None]:
+def interrupt_on_signals() -> Iterator[None]:
     """Let signals interrupt the `with` block; finished results are kept. The handlers are restored afterwards."""
     end = EndOfWork()
-    before = {number: signal.signal(number, end) for number in heard(numbers)}
+    before = {number: signal.signal(number, end) for number in heard(SIGNALS)}
     try:
         yield
     finally:
@@ -93,6 +94,30 @@ def end_if_asked(handler: object = None) -> None:
     end = signal.getsignal(signal.SIGTERM) if handler is None else handler
     if isinstance(end, EndOfWork) and end.error is not None:
         raise end.error from None
+
+
+@contextmanager
+def tidied_at_signals(tidy: Callable[[], object]) -> Iterator[None]:
+    """In the `with` block, SIGTERM and SIGHUP call `tidy` and then end this process, as they do otherwise.
+
+    Ctrl-C and a command that handles signals unwind the block instead; its own `finally` tidies up.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        """Tidy up, and end by the same signal."""
+        tidy()
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    ours = [number for number in ENDING if in_main and signal.getsignal(number) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

@@ -46,7 +46,7 @@ from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, Out
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_network.bundle import load_bundle, save_bundle
-from lsdflow_training.processes.sharding import share_optimizer, shares_of
+from lsdflow_training.processes.sharding import shares_of, shares_of_optimizer
 from lsdflow_training.step import AveragedWeights
 
 LOG = logging.getLogger("lsdflow.training")
@@ -263,10 +263,9 @@ def restore(
         if average is not None:
             average.begin()
             network.load_state_dict(shares_of(resumed.state.weights, network))
-        optimizer.load_state_dict(resumed.state.optimizer)
-        share_optimizer(optimizer)
+        optimizer.load_state_dict(shares_of_optimizer(resumed.state.optimizer, optimizer))
         torch.set_rng_state(resumed.state.torch_rng)
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, LookupError) as error:
         raise BadData("the checkpoint does not fit the network", found=error) from error
 
 

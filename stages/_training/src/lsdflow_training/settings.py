@@ -117,11 +117,11 @@ class Schedules:
 
     def parameters(self) -> dict[str, Any]:
         """What affects the result; options that were added later only where they differ from their default."""
-        kept = {"learning_rate": self.learning_rate, "schedule": self.schedule, "betas": self.betas}
-        if self.warmup_iterations != WARMUP_ITERATIONS:
-            kept["warmup_iterations"] = self.warmup_iterations
-        if self.schedule_iterations is not None:
-            kept["schedule_iterations"] = self.schedule_iterations
+        kept: dict[str, Any] = {"learning_rate": self.learning_rate, "schedule": self.schedule, "betas": self.betas}
+        if self.schedule == "one_cycle":
+            cycle = {"warmup_iterations": self.warmup_iterations, "schedule_iterations": self.schedule_iterations}
+            usual = {"warmup_iterations": WARMUP_ITERATIONS, "schedule_iterations": None}
+            kept |= {name: value for name, value in cycle.items() if value != usual[name]}
         return kept
 
     def has_snapshot(self, iteration: int) -> bool:

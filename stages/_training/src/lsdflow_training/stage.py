@@ -149,7 +149,7 @@ class TrainStage(Stage):
 def _warn_of_short(training: Training) -> None:
     """Warn about a training that ends before its learning rate is reached: what it leaves is noise."""
     schedules = training.settings.schedules
-    if schedules.max_iteration < schedules.warmup_iterations:
+    if schedules.schedule == "one_cycle" and schedules.max_iteration < schedules.warmup_iterations:
         LOG.warning(
             "warning: %s: %d iterations are too few to learn anything, the learning rate alone rises for %d: raise "
             "max_iteration",

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lsdflow_command.interruption import tidied_at_signals
 from lsdflow_command.machine import available_cores
 from lsdflow_contract.errors import (
     ConfigError,
@@ -289,12 +290,12 @@ def refuse_folder_in_volume(root: Path, sources: Sequence[Path]) -> None:
 
 @contextlib.contextmanager
 def removed_on_failure(layout: ExperimentLayout) -> Iterator[None]:
-    """Remove the files of a new experiment if anything is raised, including Ctrl-C and the exit after problems."""
+    """Remove the files of a new experiment if anything is raised, or a signal ends the command."""
     new = [path for path in (layout.root, *layout.root.parents) if not path.exists()]
     networks_are_new = not (layout.root / NETWORKS).exists()
-    try:
-        yield
-    except BaseException:
+
+    def tidy() -> None:
+        """Remove what this command has written."""
         if layout.root in new:
             shutil.rmtree(layout.root, ignore_errors=True)
         for path in (layout.experiment_toml, layout.schema_json, layout.images_env, layout.root / PICTURE):
@@ -304,6 +305,12 @@ def removed_on_failure(layout: ExperimentLayout) -> Iterator[None]:
         for folder in new[1:]:
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+    try:
+        with tidied_at_signals(tidy):
+            yield
+    except BaseException:
+        tidy()
         raise
 
 

@@ -212,7 +212,7 @@ def gpu_lines(experiment: Experiment) -> Iterator[str]:
     if names:
         precision = experiment.tables.get("predict", {}).get("precision", "auto")
         chosen = "fp16" if precision == "auto" else precision
-        yield f"GPU here: {len(names)} x {names[0]}: predict in {chosen}, trainings in bf16 (before Ampere: float32)"
+        yield f"GPU here: {len(names)} x {names[0]}: predict in {chosen}, trainings in bf16 (before Ampere: fp16)"
         yield from (f"  measured on {one['name']}: {one['reached']}" for one in machines() if "reached" in one)
 
 

@@ -103,12 +103,14 @@ def shares_of(weights: Mapping[str, Tensor], network: nn.Module) -> dict[str, Te
     return {name: _like(value, here[name]) if name in here else value for name, value in weights.items()}
 
 
-def share_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Cut state that was loaded whole to the shares of its parameters."""
-    for parameter, of_parameter in optimizer.state.items():
-        for name, value in of_parameter.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape and not isinstance(value, DTensor):
-                of_parameter[name] = _like(value, parameter)
+def shares_of_optimizer(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Whole state of an optimizer cut to the shares of its parameters in this process."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    cut = {
+        number: {name: _like(v, parameters[number]) if isinstance(v, Tensor) else v for name, v in own.items()}
+        for number, own in state["state"].items()
+    }
+    return {**state, "state": cut}
 
 
 def require_same_weights(network: nn.Module, group: Group, distribution: Distribution) -> None:
