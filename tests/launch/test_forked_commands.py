@@ -82,12 +82,14 @@ def test_a_traceback_and_a_killed_command_are_no_success(tmp_path: Path) -> None
 
 
 ASK = """
-import sys, typer
+import typer
+from pathlib import Path
 from lsdflow_command.app import exit_codes
+from lsdflow_command.interruption import tidied_at_signals
 from lsdflow_launch.commands import answer_of
 
-def command(asked: str) -> None:
-    with exit_codes(debug=False):
+def command(asked: Path) -> None:
+    with exit_codes(debug=False), tidied_at_signals((asked.parent / "made").rmdir):
         answer_of([asked])
 
 typer.run(command)
@@ -107,6 +109,20 @@ def test_ctrl_c_also_ends_what_a_command_is_asking(tmp_path: Path, python: str) 
     assert until(
         lambda: not Path(f"/proc/{number}").exists() or "State:\tZ" in Path(f"/proc/{number}/status").read_text()
     )
+
+
+def test_what_a_terminated_command_was_asking_writes_nothing_more(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    text = (
+        f"import time\nfrom pathlib import Path\nwhile True: Path({str(made)!r}).mkdir(exist_ok=True); time.sleep(0.01)"
+    )
+    asked = _command(tmp_path, text)
+    asking = subprocess.Popen([sys.executable, "-c", ASK, str(asked)])
+    until(made.exists)
+    asking.terminate()
+    assert asking.wait(30) == -signal.SIGTERM
+    time.sleep(0.5)
+    assert not made.exists()
 
 
 def until(found: Callable[[], T], seconds: float = 60) -> T:

@@ -8,6 +8,7 @@ and between their steps.
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import signal
 import threading
 import time
@@ -24,6 +25,7 @@ OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 # A stage of `lsdflow run` gets Ctrl-C twice, from the terminal and from the launcher: this must not stop its cleanup.
 SAME_SECONDS = 2.0
+LAST_SECONDS = 5.0  # what a killed child gets: one that waits for a dead file server cannot end
 RESUME = "run the same command again to resume"
 Handler = Callable[[int, FrameType | None], object] | int | None
 
@@ -104,7 +106,10 @@ def tidied_at_signals(tidy: Callable[[], object]) -> Iterator[None]:
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
-        """Tidy up, and end by the same signal."""
+        """End the processes that this one has forked, which may still write; tidy up; end by the same signal."""
+        for child in multiprocessing.active_children():
+            child.kill()
+            child.join(LAST_SECONDS)
         tidy()
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
