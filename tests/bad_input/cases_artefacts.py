@@ -192,7 +192,7 @@ def _corrected(change: Callable[[NDArray[Any]], NDArray[Any]]) -> Spoil:
     """A box with labels that a person saved after this change."""
 
     def spoil(lab: Lab) -> None:
-        (made,) = cut_boxes(lab.experiment(), "0, 0, 0 vox", (8, 8, 8), lab.layout.root / "boxes")
+        (made,) = cut_boxes(lab.layout, "0, 0, 0 vox", (8, 8, 8), lab.layout.root / "boxes")
         path = Path(made["folder"]) / "labels.tif"
         tifffile.imwrite(path, change(tifffile.imread(path)), photometric="minisblack")
 
