@@ -85,7 +85,7 @@ def test_what_a_killed_process_left_goes_with_the_next_folder_of_this_name(tmp_p
 
 def test_the_folder_of_a_running_process_or_of_another_machine_stays(tmp_path: Path, holder) -> None:
     (used,) = tmp_path.iterdir()
-    elsewhere = tmp_path / f".measure-{socket.gethostname()}-2+x"
+    elsewhere = tmp_path / f".measure-{socket.gethostname()}-2~x"
     elsewhere.mkdir()
     (elsewhere / "in-use").touch()
     with scratch_folder(tmp_path, "measure") as folder, scratch_folder(tmp_path, "measure") as second:

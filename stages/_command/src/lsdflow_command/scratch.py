@@ -1,6 +1,6 @@
 """A folder for a while: removed at the end of the `with` block, or by the next command if its process was killed.
 
-.NAME-HOST+xxxxxxxx/    a process of HOST has it as long as it holds the lock on the file in it
+.NAME-HOST~xxxxxxxx/    a process of HOST has it as long as it holds the lock on the file in it
     in-use
 """
 
@@ -27,7 +27,7 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
 
     Raises OSError if it cannot be made.
     """
-    prefix = f".{name}-{socket.gethostname()}+"
+    prefix = f".{name}-{socket.gethostname()}~"
     for left in parent.glob(f"{escape(prefix)}*"):
         if _is_left(left):
             shutil.rmtree(left, ignore_errors=True)
