@@ -18,6 +18,10 @@ from hypothesis import settings
 settings.register_profile("lsdflow", deadline=None)
 settings.load_profile("lsdflow")
 
+# A script that starts the tests in the background has them ignore Ctrl-C, and so would every command that they start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

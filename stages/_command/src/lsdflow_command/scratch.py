@@ -1,7 +1,9 @@
 """A folder for a while: removed at the end of the `with` block, or by the next command if its process was killed.
 
-.NAME-HOST~xxxxxxxx/    a process of HOST has it as long as it holds the lock on the file in it
-    in-use
+    .NAME-HOST~xxxxxxxx/    a process of HOST has it as long as it holds the lock on the file in it
+        in-use
+
+The lock ends with its process, also after SIGKILL.
 """
 
 from __future__ import annotations

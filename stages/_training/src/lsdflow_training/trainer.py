@@ -291,7 +291,8 @@ class Trainer:
         if not all(row[0] for row in self.group.gather([float(all_finite(self.trained))])):
             batches = self._batches(self.iteration)
             raise not_finite("weights are", TOO_LARGE, number=self.iteration, saved=self.saved, batches=batches)
-        value, keep = self._validate(curves) if validate else self.validated.get(self.iteration), curves is not None
+        value = self._validate(curves) if validate else self.validated.get(self.iteration)
+        keep = curves is not None
         with self._saved_weights():
             weights = whole_weights(self.trained, keep)
         own = {} if self.average is None else whole_weights(self.trained, keep)

@@ -67,7 +67,7 @@ class VolumeInputs:
     @property
     def role(self) -> str:
         """ "training" or "target"."""
-        return "training" if isinstance(self.table, TrainingVolume) else "target"
+        return _role(self.table)
 
     @property
     def sources(self) -> dict[str, SourceVolume]:
@@ -173,10 +173,14 @@ def fix_key(name: str, role: str) -> str:
     return f'[[prepare.training]] (name = "{name}") voxel_size' if role == "training" else "[prepare.target] voxel_size"
 
 
+def _role(table: TrainingVolume | TargetVolume) -> str:
+    return "training" if isinstance(table, TrainingVolume) else "target"
+
+
 def _place_raw(
     name: str, table: TrainingVolume | TargetVolume, resolve: Resolve, raw: SourceVolume, findings: Findings
 ) -> VolumeInputs:
-    role = "training" if isinstance(table, TrainingVolume) else "target"
+    role = _role(table)
     refuse_type(raw.dtype, raw.where)
     _refuse_channels(raw, table.raw_channel)
     if raw.palette:

@@ -1,7 +1,7 @@
 """The first weights of a network that no process ever holds whole: each keeps what it needs of the same draw.
 
         torch makes the layers      1  2  3 ...     it draws weights that are not used, but they move the random state
-        `unet.initialise` draws     1  2  3 ...     in pieces of PIECE numbers, of which a process keeps its share
+        the network draws its own   1  2  3 ...     in pieces of PIECE numbers, of which a process keeps its share
 
 Numbers drawn in pieces are those drawn at once: torch makes normal numbers on a CPU in groups of 16, and draws the last
 16 again if the number of all is no multiple of it. tests/distributed/test_sharing.py compares the bits.
